@@ -1,0 +1,81 @@
+"""What a binding must know about a model, and the contract of those who find it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import nn
+
+Layout = Literal["plain", "pair", "stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Anatomy:
+    """The parts of one decoder-only language model, wrappers peeled.
+
+    Attributes:
+        model: the module that maps token ids to logits.
+        decoder: the module whose forward runs the layers (``model.model`` in most families).
+        decoder_name: its qualified name inside ``model`` (empty when they are the same).
+        layers: the decoder layers in order of execution; boundary k enters ``layers[k]``.
+        layer_names: their qualified names inside ``model``.
+        embedding: the token embedding.
+        final_norm: the norm between boundary n and ``lm_head``; None where the family has none.
+        final_norm_name: its qualified name.
+        lm_head: the projection to the vocabulary.
+        hidden_size: width of the residual stream.
+        vocab_size: rows of ``lm_head``.
+        layout: how a layer hands on the stream: *plain* (its output is the stream), *pair*
+            (``(hidden, residual)`` to be summed), *stream* (the residual lives on the batch).
+        split_boundaries: boundaries k where the model adds something between layers.
+        logit_scale: factor on ``lm_head``'s output (Cohere, Granite); 1 where there is none.
+        logit_softcap: ``cap * tanh(logits / cap)`` after scaling (Gemma 2); None where there is none.
+    """
+
+    model: nn.Module
+    decoder: nn.Module
+    decoder_name: str
+    layers: tuple[nn.Module, ...]
+    layer_names: tuple[str, ...]
+    embedding: nn.Module
+    final_norm: nn.Module | None
+    final_norm_name: str | None
+    lm_head: nn.Module
+    hidden_size: int
+    vocab_size: int
+    layout: Layout = "plain"
+    split_boundaries: frozenset[int] = frozenset()
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.layers)
+
+
+@runtime_checkable
+class AnatomyProvider(Protocol):
+    """Finds the `Anatomy` of one library's models; contributed by ``capture_hooks_anatomies``."""
+
+    @property
+    def name(self) -> str:
+        """Unique among installed providers."""
+        ...
+
+    def match(self, model: nn.Module) -> int:
+        """How specifically this provider knows ``model`` (already peeled); 0 means not at all."""
+        ...
+
+    def describe(self, model: nn.Module) -> Anatomy:
+        """Find the parts.
+
+        Raises:
+            BindError: naming what was looked for and what was found instead.
+        """
+        ...
+
+    def unwrap(self, model: nn.Module) -> Sequence[nn.Module]:
+        """Modules directly inside a wrapper this library adds (empty when ``model`` is no wrapper)."""
+        ...

@@ -1,0 +1,49 @@
+"""Every error a user can cause, as one small tree.
+
+The message of each is the interface: what was wrong, with which value, where, and what to do.
+The command line prints the message alone (no traceback) and exits with 1.
+"""
+
+
+class CaptureHooksError(Exception):
+    """Base of all errors this project raises on purpose."""
+
+
+class SpecError(CaptureHooksError, ValueError):
+    """A point or capture spec that cannot be parsed, or does not fit a model's layer count."""
+
+
+class ConventionError(CaptureHooksError, ValueError):
+    """Integer ids that a library's convention cannot express or that it forbids."""
+
+
+class PluginError(CaptureHooksError):
+    """A plugin that is broken, duplicated, missing or of the wrong shape."""
+
+
+class BindError(CaptureHooksError):
+    """A spec cannot be bound to a model: unknown anatomy, missing module, compiled model."""
+
+
+class CaptureError(CaptureHooksError):
+    """A bound capture went wrong while running: a point never fired, sizes disagree."""
+
+
+class DataError(CaptureHooksError, ValueError):
+    """Input text, conversations or token ids that cannot be used."""
+
+
+class StoreError(CaptureHooksError):
+    """A dump directory that is damaged, foreign, or disagrees with the request."""
+
+
+class HeadError(CaptureHooksError):
+    """A head checkpoint that is damaged, contradicts itself, or belongs to another target."""
+
+
+class TrainingError(CaptureHooksError):
+    """A training run that cannot start or must not go on."""
+
+
+class DecodingError(CaptureHooksError):
+    """A request the decoder cannot serve losslessly."""

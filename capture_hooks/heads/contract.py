@@ -1,0 +1,187 @@
+"""What a draft head is: it eats captured states, computes its training loss, and drafts.
+
+Shapes: N tokens of S sequences packed end to end, K captured points, H the target's width,
+D the draft vocabulary, V the target's vocabulary, J training-time-test steps.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from ..capture.anatomy import Anatomy
+from ..spec import CaptureSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Sequences packed without padding; rows of different sequences never see each other.
+
+    Attributes:
+        states: [N, K*H] captured inputs, columns in spec order.
+        target: [N, H] state at the spec's target point (``final_norm`` unless stated).
+        token_ids: [N] int64; row t holds token x[t], and ``states[t]`` was captured at it.
+        loss_mask: [N] bool; whether token x[t] is one the head should learn to predict.
+        starts: [S+1] int64 offsets of the sequences, ``starts[0] == 0``, ``starts[-1] == N``.
+        argmax: [N] int64, the target's greedy next token after row t over its full vocabulary;
+            None where it was not captured (the head then computes it in chunks).
+    """
+
+    states: Tensor
+    target: Tensor
+    token_ids: Tensor
+    loss_mask: Tensor
+    starts: Tensor
+    argmax: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSums:
+    """Sums over rows for each training-time-test step, so that any number of processes can add up.
+
+    Attributes:
+        loss: [J] differentiable sum of weighted cross-entropies.
+        weight: [J] sum of the weights.
+        hits: [J] rows (weighted) whose draft arg-max is the target's greedy token.
+        rows: [J] rows that count towards ``hits`` (those the mask selects, whether or not the
+            target's greedy token lies inside the draft vocabulary).
+        factors: [J] the per-step factors of the objective.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    hits: Tensor
+    rows: Tensor
+    factors: Tensor
+
+    def mean(self, normaliser: Tensor | float | None = None) -> Tensor:
+        """The scalar objective: factor-weighted sum of ``loss`` over ``normaliser``.
+
+        ``normaliser`` defaults to this batch's own step-0 weight; a trainer passes the global one.
+        """
+        total = self.weight[0].clamp(min=1) if normaliser is None else normaliser
+        return (self.factors * self.loss).sum() / total
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReadout:
+    """How target states become logits: ``softcap(scale * (norm(x) @ weight.T + bias))``."""
+
+    weight: Tensor  # [V, H]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0
+    softcap: float | None = None
+    norm: nn.Module | None = None  # applied first when the target point is the un-normed end of the stream
+
+    def logits(self, states: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Logits [..., V] of states [..., H], or only the vocabulary ``rows`` [D] of them."""
+        weight = self.weight if rows is None else self.weight[rows]
+        bias = self.bias if rows is None or self.bias is None else self.bias[rows]
+        x = states if self.norm is None else self.norm(states)
+        out = nn.functional.linear(x.to(weight.dtype), weight, bias)
+        if self.scale != 1.0:
+            out = out * self.scale
+        if self.softcap is not None:
+            out = torch.tanh(out / self.softcap) * self.softcap
+        return out
+
+
+class DraftHead(nn.Module, ABC):
+    """A draft head.  Subclasses hold a frozen view of the target's embedding and output rows.
+
+    Training calls the module itself; decoding calls ``new_cache``, ``extend``, ``step``, ``logits``
+    and ``target_ids`` for one sequence at a time.
+    """
+
+    #: The provider's name; written into the checkpoint.
+    name: ClassVar[str]
+    #: The states this head eats, layers absolute (non-negative).
+    spec: CaptureSpec
+    #: Decoder layers of the target.
+    target_layers: int
+
+    @abstractmethod
+    def forward(self, batch: TrainBatch) -> StepSums:
+        """Training-time-test sums over ``batch``."""
+
+    @abstractmethod
+    def new_cache(self, max_length: int) -> Any:
+        """An empty KV cache for up to ``max_length`` rows of one sequence."""
+
+    @abstractmethod
+    def extend(self, cache: Any, states: Tensor, next_ids: Tensor, start: int) -> Tensor:
+        """Append rows start..start+T-1 made from captured states [T, K*H] and tokens x[t+1] [T].
+
+        Anything the cache held at or after ``start`` (drafted rows) is dropped first.
+        Returns hidden [T, H].
+        """
+
+    @abstractmethod
+    def step(
+        self, cache: Any, hidden: Tensor, ids: Tensor, positions: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Append M drafted rows: hidden [M, H] of their parents, their tokens [M], row positions [M].
+
+        ``mask`` [M, cached + M] bool says which rows each sees; None means all before it.
+        Returns hidden [M, H].
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft logits [..., D]."""
+
+    @abstractmethod
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Target-vocabulary ids of draft-vocabulary ids, same shape."""
+
+    @property
+    @abstractmethod
+    def draft_token_ids(self) -> Tensor:
+        """[D] int64 ascending: the target ids the head can draft."""
+
+    @abstractmethod
+    def export(self, order: Sequence[int]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors in the field's names and the head's ``config.json`` fields.
+
+        Input ``order[i]`` of the spec becomes input i of the file: per-input columns and norms move along.
+        """
+
+
+@runtime_checkable
+class HeadProvider(Protocol):
+    """Makes and loads heads of one kind; contributed by ``capture_hooks_heads``."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config_type(self) -> type:
+        """The frozen dataclass of this head's settings."""
+        ...
+
+    def create(
+        self, config: Any, spec: CaptureSpec, anatomy: Anatomy, readout: TargetReadout, draft_token_ids: Tensor
+    ) -> DraftHead:
+        """A fresh head for a target."""
+        ...
+
+    def restore(
+        self,
+        tensors: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        spec: CaptureSpec,
+        order: Sequence[int],
+        anatomy: Anatomy,
+        readout: TargetReadout,
+    ) -> DraftHead:
+        """The head that `DraftHead.export` wrote with ``order``.
+
+        Raises:
+            HeadError: for missing, misshapen or contradictory tensors and fields.
+        """
+        ...

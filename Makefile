@@ -1,0 +1,46 @@
+# Everything runs in .venv at the root; each target makes what it needs and reuses what is there.
+# `make PYTHON=python3.12 TORCH="torch>=2.6" demo` for another interpreter or another torch build.
+PYTHON ?= python3.11
+TORCH  ?= torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+CONFIG := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+
+# Two busy processes with spinning threads cost each other several times their time.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: help demo test check bench clean
+help:
+	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
+	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
+	@echo "make bench   ratios against raw hooks, output_hidden_states and plain decoding"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its index may offer a much larger build to a looser request.
+$(STAMP): $(CONFIG) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,demo]" \
+		-e plugins/capture-hooks-transformers -e plugins/capture-hooks-eagle3
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/smollm2/demo.py
+
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/capture.py
+	$(BIN)/python benchmarks/dump.py
+	$(BIN)/python benchmarks/decode.py
+
+clean:
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

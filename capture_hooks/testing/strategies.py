@@ -1,0 +1,5 @@
+"""Hypothesis strategies (being written)."""
+
+
+def register() -> None:
+    """Called by Hypothesis itself."""

@@ -1,4 +1,4 @@
-"""Finding, checking and naming what is installed: the loader of the pluggy contract.
+"""What is installed, by name: the loader of the plugin contract.
 
 `registry()` is the process's one registry, built on first use; `build_registry` makes one as a plain
 value.  A plugin is the object named by an entry point of the group ``capture_hooks``.  Each is
@@ -21,19 +21,15 @@ from __future__ import annotations
 
 import difflib
 import functools
-import inspect
 import os
 import re
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
 
-import pluggy
-
-from . import hookspecs
+from ._one_plugin import KINDS, BrokenPlugin, LoadedPlugin, Origin, hook_name
 from .errors import PluginError
 
 if TYPE_CHECKING:
@@ -44,29 +40,23 @@ if TYPE_CHECKING:
     from .heads.contract import HeadProvider
     from .store.contract import DumpFormat
 
+__all__ = [
+    "GROUP",
+    "KINDS",
+    "BrokenPlugin",
+    "Contributions",
+    "MissingPluginError",
+    "PluginInfo",
+    "Registry",
+    "build_registry",
+    "registry",
+]
+
+#: The entry-point group.
 GROUP: Final = "capture_hooks"
-#: Every kind of contribution and, beside ``name``, the members each value must have.  Written out so
-#: that checking a value imports none of the contracts (most of those import torch).
-KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        "anatomies": ("match", "describe", "unwrap"),
-        "heads": ("config_type", "create", "restore"),
-        "conventions": (
-            "library",
-            "versions",
-            "families",
-            "key",
-            "source",
-            "limits",
-            "to_points",
-            "from_points",
-        ),
-        "formats": ("recognises",),
-        "engines": (),
-        "commands": ("function", "help"),
-    }
-)
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CORE: Final = "core"
+#: What a plugin's own code may raise, all of it kept and shown; a user's interrupt goes through.
+_ISOLATED: Final = (Exception, SystemExit)
 _T = TypeVar("_T")
 
 
@@ -75,31 +65,6 @@ class MissingPluginError(PluginError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would print the message quoted
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenPlugin:
-    """A plugin, or one hook of it, that was left out.
-
-    Attributes:
-        name: entry-point name.
-        distribution: the installed distribution that declares it.
-        version: that distribution's version.
-        reason: one line.
-        traceback: the full text, for its author.
-        hook: the hook that failed; None when the plugin could not be loaded at all.
-    """
-
-    name: str
-    distribution: str
-    version: str
-    reason: str
-    traceback: str
-    hook: str | None = None
-
-    def __str__(self) -> str:
-        where = f", in {self.hook}" if self.hook else ""
-        return f"{self.name} ({self.distribution} {self.version}{where}): {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,48 +77,29 @@ class PluginInfo:
     adds: Mapping[str, tuple[str, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Loaded:
-    """One loaded plugin behind a manager of its own: no plugin can wrap or reorder another's hooks."""
-
-    name: str
-    distribution: str
-    version: str
-    manager: pluggy.PluginManager
-
-    def broken(self, error: BaseException, hook: str | None = None) -> BrokenPlugin:
-        return _broken(self.name, self.distribution, self.version, error, hook)
-
-
 @final
 class Contributions(Mapping[str, _T], Generic[_T]):
     """Read-only values by name, sorted; a missing name raises a `PluginError` that lists them."""
 
     __slots__ = ("_broken", "_kind", "_values")
 
-    def __init__(
-        self, kind: str, values: Mapping[str, _T], broken: Callable[[], Sequence[BrokenPlugin]]
-    ) -> None:
+    def __init__(self, kind: str, values: Mapping[str, _T], broken: Sequence[BrokenPlugin]) -> None:
         self._kind = kind
         self._values = dict(sorted(values.items()))
-        self._broken = broken
+        self._broken = tuple(broken)
 
     def __getitem__(self, name: str) -> _T:
         if name in self._values:
             return self._values[name]
         near = difflib.get_close_matches(str(name), self._values, n=1)
         lines = [
-            f"no {self._kind} named {name!r} is installed"
+            f"nothing named {name!r} among the installed {self._kind}"
+            + (f" ({', '.join(self._values)})" if self._values else ": there are none")
             + (f"; did you mean {near[0]!r}?" if near else "")
-            + (
-                f" (installed: {', '.join(self._values)})"
-                if self._values
-                else f" (no {self._kind} are installed)"
-            )
         ]
-        if broken := self._broken():
-            lines.append("these plugins are broken, and one of them may provide it:")
-            lines += [f"  {plugin}" for plugin in broken]
+        if self._broken:
+            lines.append("broken, and so left out:")
+            lines += [f"  {plugin}" for plugin in self._broken]
         raise MissingPluginError("\n".join(lines))
 
     def __contains__(self, name: object) -> bool:
@@ -169,18 +115,31 @@ class Contributions(Mapping[str, _T], Generic[_T]):
         return f"<{self._kind}: {', '.join(self._values) or 'none'}>"
 
 
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """One kind, from every plugin."""
+
+    values: Mapping[str, Any]
+    owners: Mapping[str, LoadedPlugin]
+    broken: tuple[BrokenPlugin, ...]
+
+
 @final
 class Registry:
-    """What the loaded plugins add.  Each kind's hooks are called once, when that kind is first asked for."""
+    """What the loaded plugins add.  Each kind's hooks are called once, when that kind is first asked for.
 
-    __slots__ = ("_failed", "_kinds", "_loaded", "_strict", "_unloadable")
+    Every property may raise `PluginError`: two plugins add one name or, in strict mode, a hook is broken.
+    """
 
-    def __init__(self, loaded: Sequence[_Loaded], unloadable: Sequence[BrokenPlugin], strict: bool) -> None:
-        self._loaded = tuple(loaded)
-        self._unloadable = tuple(unloadable)
+    __slots__ = ("_kinds", "_loaded", "_strict", "_unloadable")
+
+    def __init__(
+        self, loaded: Iterable[LoadedPlugin], unloadable: Iterable[BrokenPlugin], strict: bool = False
+    ) -> None:
+        self._loaded = tuple(sorted(loaded, key=lambda plugin: plugin.origin.name))
+        self._unloadable = tuple(sorted(unloadable, key=lambda plugin: plugin.name))
         self._strict = strict
-        self._kinds: dict[str, dict[str, tuple[Any, _Loaded]]] = {}
-        self._failed: dict[str, tuple[BrokenPlugin, ...]] = {}
+        self._kinds: dict[str, _Collected] = {}
 
     @property
     def anatomies(self) -> Contributions[AnatomyProvider]:
@@ -215,19 +174,9 @@ class Registry:
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Every plugin that was loaded, by name, with what it adds.  Calls every hook."""
-        by_kind = {kind: self._values(kind) for kind in KINDS}
         return tuple(
             PluginInfo(
-                plugin.name,
-                plugin.distribution,
-                plugin.version,
-                {
-                    kind: names
-                    for kind, values in by_kind.items()
-                    if (
-                        names := tuple(sorted(name for name, (_, owner) in values.items() if owner is plugin))
-                    )
-                },
+                plugin.origin.name, plugin.origin.distribution, plugin.origin.version, self._added_by(plugin)
             )
             for plugin in self._loaded
         )
@@ -235,38 +184,38 @@ class Registry:
     @property
     def broken(self) -> tuple[BrokenPlugin, ...]:
         """Every plugin, or hook of one, that was left out, by name.  Calls every hook."""
-        return tuple(sorted((b for kind in KINDS for b in self._broken_for(kind, once=True)), key=str))
+        hooks = [broken for kind in KINDS for broken in self._collect(kind).broken]
+        return tuple(sorted((*self._unloadable, *hooks), key=lambda broken: broken.name))
 
     def _contributions(self, kind: str) -> Contributions[Any]:
-        values = {name: value for name, (value, _) in self._values(kind).items()}
-        return Contributions(kind, values, lambda: self._broken_for(kind))
+        collected = self._collect(kind)
+        return Contributions(kind, collected.values, (*self._unloadable, *collected.broken))
 
-    def _broken_for(self, kind: str, once: bool = False) -> tuple[BrokenPlugin, ...]:
-        self._values(kind)
-        # `once`: the plugins that did not load at all belong to every kind, and are listed with the first.
-        shared = () if once and kind != next(iter(KINDS)) else self._unloadable
-        return shared + self._failed[kind]
+    def _added_by(self, plugin: LoadedPlugin) -> Mapping[str, tuple[str, ...]]:
+        adds = {}
+        for kind in KINDS:
+            owners = self._collect(kind).owners
+            if names := tuple(sorted(name for name, owner in owners.items() if owner is plugin)):
+                adds[kind] = names
+        return MappingProxyType(adds)
 
-    def _values(self, kind: str) -> dict[str, tuple[Any, _Loaded]]:
+    def _collect(self, kind: str) -> _Collected:
         if kind not in self._kinds:
-            found: dict[str, tuple[Any, _Loaded]] = {}
-            failed: list[BrokenPlugin] = []
+            values: dict[str, Any] = {}
+            owners: dict[str, LoadedPlugin] = {}
+            broken: list[BrokenPlugin] = []
             for plugin in self._loaded:
-                hook = f"{GROUP}_{kind}"
                 try:
-                    values = _call(plugin, hook, kind)
-                except (
-                    Exception,
-                    SystemExit,
-                ) as error:  # isolation: whatever a plugin does is kept and shown
-                    failed.append(_report(plugin.broken(error, hook), error, self._strict))
+                    added = plugin.values(kind)
+                except _ISOLATED as error:
+                    broken.append(_left_out(error, plugin.origin, self._strict, hook_name(kind)))
                     continue
-                for name, value in values.items():
-                    if name in found:
-                        raise _duplicate(f"{kind} named {name!r}", found[name][1], plugin)
-                    found[name] = (value, plugin)
-            self._failed[kind] = tuple(failed)
-            self._kinds[kind] = found
+                for name in added:
+                    if name in owners:
+                        raise _duplicate(f"{kind} named {name!r}", owners[name].origin, plugin.origin)
+                    owners[name] = plugin
+                values.update(added)
+            self._kinds[kind] = _Collected(values, owners, tuple(broken))
         return self._kinds[kind]
 
 
@@ -282,40 +231,39 @@ def build_registry(
     Raises:
         PluginError: two plugins of one name, a malformed variable, or in strict mode any broken plugin.
     """
+    from . import __version__
+    from .conventions import builtin  # here, because conventions look themselves up in the registry
+
     environ = os.environ if environ is None else environ
     autoload = not _flag(environ, "CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD")
     strict = _flag(environ, "CAPTURE_HOOKS_STRICT_PLUGINS")
     wanted = _names(environ, "CAPTURE_HOOKS_PLUGINS")
-    unwanted = set(_names(environ, "CAPTURE_HOOKS_DISABLE_PLUGINS"))
+    unwanted = _names(environ, "CAPTURE_HOOKS_DISABLE_PLUGINS")
     found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
 
-    core = _load_core()
-    loaded, broken, missing = {core.name: core}, {}, dict.fromkeys(wanted)
+    origins = {_CORE: Origin(_CORE, "capture-hooks", __version__)}
+    loaded = [LoadedPlugin.register(builtin, origins[_CORE])]
+    broken = []
+    seen: set[str] = set()
     for entry_point in sorted(found, key=lambda e: (e.name, e.value)):
-        distribution, version = _distribution(entry_point)
-        names = {_canonical(entry_point.name), _canonical(distribution)}
-        for name in names:
-            missing.pop(name, None)
-        if names & unwanted or ((wanted or not autoload) and not names & set(wanted)):
+        origin = Origin.of(entry_point)
+        names = {_canonical(origin.name), _canonical(origin.distribution)}
+        seen |= names
+        if names & unwanted or not (names & wanted if wanted else autoload):
             continue
-        taken = loaded.get(entry_point.name) or broken.get(entry_point.name)
-        if taken is not None:
-            raise _duplicate(f"plugin named {entry_point.name!r}", taken, distribution)
+        if origin.name in origins:
+            raise _duplicate(f"plugins named {origin.name!r}", origins[origin.name], origin)
+        origins[origin.name] = origin
         try:
-            manager = _register(entry_point.load(), entry_point.name)
-        except (Exception, SystemExit) as error:  # isolation: whatever a plugin does is kept and shown
-            failure = _broken(entry_point.name, distribution, version, error)
-            broken[entry_point.name] = _report(failure, error, strict)
-        else:
-            loaded[entry_point.name] = _Loaded(entry_point.name, distribution, version, manager)
-    for name in missing:
-        error = PluginError(
-            "CAPTURE_HOOKS_PLUGINS asks for it, but no installed plugin or distribution has that name"
+            loaded.append(LoadedPlugin.register(entry_point.load(), origin))
+        except _ISOLATED as error:
+            broken.append(_left_out(error, origin, strict))
+    for name in wanted - seen:
+        absent = PluginError(
+            "named in CAPTURE_HOOKS_PLUGINS, but no installed plugin or distribution is called that"
         )
-        broken[name] = _report(_broken(name, "not installed", "-", error), error, strict)
-    return Registry(
-        [loaded[name] for name in sorted(loaded)], [broken[name] for name in sorted(broken)], strict
-    )
+        broken.append(_left_out(absent, Origin(name, "not installed", "-"), strict))
+    return Registry(loaded, broken, strict)
 
 
 @functools.cache
@@ -324,90 +272,27 @@ def registry() -> Registry:
     return build_registry()
 
 
-def _load_core() -> _Loaded:
-    from . import __version__
-    from .conventions import builtin
-
-    return _Loaded("core", "capture-hooks", __version__, _register(builtin, "core"))
-
-
-def _register(plugin: object, name: str) -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    manager.register(plugin, name)
-    manager.check_pending()
-    if not manager.get_hookcallers(plugin):
-        raise PluginError("it implements no hook; decorate its functions with capture_hooks.hookimpl")
-    return manager
-
-
-def _call(plugin: _Loaded, hook: str, kind: str) -> dict[str, Any]:
-    """The values one plugin's hook returns, by name, checked."""
-    caller: pluggy.HookCaller = getattr(plugin.manager.hook, hook)
-    if not caller.get_hookimpls():
-        return {}
-    results = caller()
-    if not results:  # pluggy drops a None result
-        raise PluginError("returned None; return a list, empty if there is nothing to add")
-    values: dict[str, Any] = {}
-    for result in results:
-        if not isinstance(result, list | tuple):
-            raise PluginError(f"returned {type(result).__name__}; return a list")
-        for value in result:
-            name = _checked_name(value, kind)
-            if name in values:
-                raise PluginError(f"returned two {kind} named {name!r}")
-            values[name] = value
-    return values
-
-
-def _checked_name(value: object, kind: str) -> str:
-    if isinstance(value, type):
-        raise PluginError(f"returned the class {value.__qualname__}; return an instance of it")
-    what = f"returned a {type(value).__qualname__}"
-    # Statically: a member may be a property that imports torch.
-    absent = [m for m in ("name", *KINDS[kind]) if inspect.getattr_static(value, m, None) is None]
-    if absent:
-        raise PluginError(f"{what}, which is none of the {kind}: it has no {', '.join(absent)}")
-    name: object = getattr(value, "name", None)
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise PluginError(f"{what} whose name is {name!r}; a name is letters, digits, '.', '_' and '-'")
-    return name
-
-
-def _report(broken: BrokenPlugin, error: BaseException, strict: bool) -> BrokenPlugin:
+def _left_out(error: BaseException, origin: Origin, strict: bool, hook: str | None = None) -> BrokenPlugin:
+    broken = origin.broken(error, hook)
     if strict:
         raise PluginError(f"broken plugin (CAPTURE_HOOKS_STRICT_PLUGINS is set): {broken}") from error
     return broken
 
 
-def _broken(
-    name: str, distribution: str, version: str, error: BaseException, hook: str | None = None
-) -> BrokenPlugin:
-    text = " ".join(str(error).split()) or "no message"
-    reason = text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
-    return BrokenPlugin(name, distribution, version, reason, "".join(traceback.format_exception(error)), hook)
-
-
-def _duplicate(what: str, first: _Loaded | BrokenPlugin, second: _Loaded | str) -> PluginError:
-    other = second if isinstance(second, str) else second.distribution
+def _duplicate(what: str, first: Origin, second: Origin) -> PluginError:
     return PluginError(
-        f"two {what}: one from {first.distribution}, one from {other}; uninstall one, "
-        "or leave its distribution out with CAPTURE_HOOKS_DISABLE_PLUGINS"
+        f"two {what}: one from {first.distribution} {first.version}, one from {second.distribution} "
+        f"{second.version}; uninstall one, or name its distribution in CAPTURE_HOOKS_DISABLE_PLUGINS"
     )
-
-
-def _distribution(entry_point: metadata.EntryPoint) -> tuple[str, str]:
-    return ("unknown", "-") if entry_point.dist is None else (entry_point.dist.name, entry_point.dist.version)
 
 
 def _canonical(name: str) -> str:
     """A name as packaging tools compare them: ``Capture_Hooks.X`` is ``capture-hooks-x``."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return re.sub(r"[-_.]+", "-", name.strip()).lower()
 
 
-def _names(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
-    return tuple(_canonical(name.strip()) for name in environ.get(variable, "").split(",") if name.strip())
+def _names(environ: Mapping[str, str], variable: str) -> set[str]:
+    return {_canonical(name) for name in environ.get(variable, "").split(",") if name.strip()}
 
 
 def _flag(environ: Mapping[str, str], variable: str) -> bool:

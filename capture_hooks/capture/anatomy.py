@@ -32,6 +32,8 @@ class Anatomy:
         split_boundaries: boundaries k where the model adds something between layers.
         logit_scale: factor on ``lm_head``'s output (Cohere, Granite); 1 where there is none.
         logit_softcap: ``cap * tanh(logits / cap)`` after scaling (Gemma 2); None where there is none.
+        readout_gap: why logits are not ``softcap(scale * lm_head(final_norm))``, as a clause for an error
+            message (OPT-350m projects in between); None where they are.
     """
 
     model: nn.Module
@@ -49,6 +51,7 @@ class Anatomy:
     split_boundaries: frozenset[int] = frozenset()
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    readout_gap: str | None = None
 
     @property
     def n_layers(self) -> int:

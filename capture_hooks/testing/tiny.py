@@ -67,7 +67,8 @@ def model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     with _seeded(seed):
         built: PreTrainedModel = auto.from_config(config)
         randomise(built)
-    return built.eval()
+    built.eval()  # type: ignore[no-untyped-call]  # transformers leaves nn.Module.eval unannotated
+    return built
 
 
 def llama(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
@@ -91,7 +92,7 @@ def tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
         tokenizer_object=backend,
         pad_token=_SPECIAL[0],
         bos_token=_SPECIAL[1],

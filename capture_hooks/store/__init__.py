@@ -1,1 +1,18 @@
-"""(being written)"""
+"""Hidden states on disk: writing a dump, resuming it, and reading it through memory maps."""
+
+from .dump import Dump
+from .manifest import Engine, Manifest, Provenance, ShardRecord
+from .shard import ShardTensors, StoredSequence
+from .writer import DumpWriter, plan_shards
+
+__all__ = [
+    "Dump",
+    "DumpWriter",
+    "Engine",
+    "Manifest",
+    "Provenance",
+    "ShardRecord",
+    "ShardTensors",
+    "StoredSequence",
+    "plan_shards",
+]

@@ -1,0 +1,178 @@
+"""Reading a dump: a sequence of token sequences with their states, through memory maps."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Self, overload
+
+import torch
+from torch import Tensor
+
+from ..capture.fingerprint import TargetFingerprint
+from ..errors import StoreError
+from ..spec import CaptureSpec
+from .manifest import Manifest
+from .shard import DTYPES, ShardTensors, StoredSequence, file_digest, map_shard
+
+
+class Dump(Sequence[StoredSequence]):
+    """A dump opened for reading; `open` makes one.  Item i is the i-th sequence of the data."""
+
+    def __init__(self, directory: Path, manifest: Manifest) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self._shards: list[ShardTensors | None] = [None] * len(manifest.shards)
+        self._ends = list(accumulate(shard.sequences for shard in manifest.shards))
+
+    @classmethod
+    def open(
+        cls,
+        directory: str | Path,
+        spec: CaptureSpec | None = None,
+        fingerprint: TargetFingerprint | None = None,
+        *,
+        verify: bool = False,
+        partial: bool = False,
+    ) -> Self:
+        """Open a dump; reads the manifest and looks at the sizes of the shards, not at their contents.
+
+        Args:
+            directory: where `DumpWriter` wrote.
+            spec: what the reader will feed its head; must name the stored states in the stored order.
+            fingerprint: the target the reader works with; its weights must be those of the dump's target,
+                or the same in another precision.
+            verify: read every shard and compare its checksum.
+            partial: take what is there of a dump that is not finished.
+
+        Raises:
+            StoreError: the directory is damaged, unfinished, no dump, or disagrees with the request;
+                the message names both values.
+            SpecError: ``spec`` names a layer that the dump's target does not have.
+        """
+        path = Path(directory)
+        manifest = Manifest.read(path)
+        problems = manifest.spec_disagreements(spec) if spec is not None else []
+        if fingerprint is not None and not manifest.fingerprint.same_weights(fingerprint):
+            problems += [f"target model: {text}" for text in manifest.fingerprint.differences(fingerprint)]
+        if problems:
+            raise StoreError(f"{path} disagrees with the request ('here' is the dump): {'; '.join(problems)}")
+        if not manifest.complete and not partial:
+            raise StoreError(
+                f"{path} is not finished ({manifest.sequences} of {manifest.data.sequences} sequences); "
+                "run the same dump command again to finish it"
+            )
+        for record in manifest.shards:
+            _check_file(path / record.file, record.bytes, record.sha256 if verify else None)
+        return cls(path, manifest)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence, from the manifest."""
+        return self.manifest.lengths
+
+    def sequence(self, index: int) -> StoredSequence:
+        """The sequence at ``index``, as views into the shard's memory map.
+
+        Raises:
+            IndexError: no such sequence.
+            StoreError: the shard is damaged.
+        """
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"sequence {index} of a dump of {len(self)}")
+        index %= len(self)
+        at = bisect_right(self._ends, index)
+        shard = self._shard(at)
+        within = index - (self._ends[at - 1] if at else 0)
+        start, end = shard.starts[within : within + 2].tolist()
+        return self._sequence(shard, slice(start, end))
+
+    @overload
+    def __getitem__(self, index: int) -> StoredSequence: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StoredSequence]: ...
+    def __getitem__(self, index: int | slice) -> StoredSequence | list[StoredSequence]:
+        if isinstance(index, slice):
+            return [self.sequence(i) for i in range(len(self))[index]]
+        return self.sequence(index)
+
+    def __iter__(self) -> Iterator[StoredSequence]:
+        return map(self.sequence, range(len(self)))
+
+    def token_counts(self, vocab_size: int) -> Tensor:
+        """[V] int64: how often each token occurs where ``loss_mask`` selects it.
+
+        Raises:
+            StoreError: a stored token lies outside ``vocab_size``.
+        """
+        counts = torch.zeros(vocab_size, dtype=torch.int64)
+        for at, record in enumerate(self.manifest.shards):
+            shard = self._shard(at)
+            wanted = shard.token_ids[shard.loss_mask]
+            if wanted.numel() and int(wanted.max()) >= vocab_size:
+                raise StoreError(
+                    f"{self.directory / record.file} holds token {int(wanted.max())}, "
+                    f"outside a vocabulary of {vocab_size}"
+                )
+            counts += torch.bincount(wanted, minlength=vocab_size)
+        return counts
+
+    def _shard(self, at: int) -> ShardTensors:
+        shard = self._shards[at]
+        if shard is None:
+            path = self.directory / self.manifest.shards[at].file
+            shard = self._shards[at] = map_shard(path)
+            _check_tensors(path, shard, self.manifest, self.manifest.shards[at].lengths)
+        return shard
+
+    def _sequence(self, shard: ShardTensors, rows: slice) -> StoredSequence:
+        states = shard.states[rows]
+        if shard.target is not None:
+            target = shard.target[rows]
+        else:
+            assert self.manifest.target_input is not None
+            first, last = self.manifest.columns[self.manifest.target_input]
+            target = states[:, first:last]
+        return StoredSequence(
+            states, target, shard.token_ids[rows], shard.loss_mask[rows], shard.argmax[rows]
+        )
+
+
+def _check_file(path: Path, size: int, sha256: str | None) -> None:
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing: the dump is damaged; make it again") from None
+    if found != size:
+        raise StoreError(f"{path} is damaged: {found} bytes instead of {size}; make the dump again")
+    if sha256 is not None and (digest := file_digest(path)) != sha256:
+        raise StoreError(
+            f"{path} is damaged: its checksum is {digest[:12]}..., the manifest says {sha256[:12]}...; "
+            "make the dump again"
+        )
+
+
+def _check_tensors(path: Path, shard: ShardTensors, manifest: Manifest, lengths: tuple[int, ...]) -> None:
+    """Whether a shard is what the manifest says; looks at shapes and offsets only."""
+    rows = sum(lengths)
+    states = DTYPES[manifest.dtype]
+    expected = {
+        "states": ((rows, sum(manifest.widths)), states),
+        "target": ((rows, manifest.target_width), states) if manifest.target_input is None else None,
+        "token_ids": ((rows,), torch.int64),
+        "loss_mask": ((rows,), torch.bool),
+        "argmax": ((rows,), torch.int64),
+        "starts": ((len(lengths) + 1,), torch.int64),
+    }
+    for name, wanted in expected.items():
+        tensor = getattr(shard, name)
+        found = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+        if found != wanted:
+            raise StoreError(f"{path} is damaged: {name} is {found}, the manifest says {wanted}")
+    if shard.lengths != lengths or int(shard.starts[0]) != 0:
+        raise StoreError(f"{path} is damaged: its sequence lengths are not those of the manifest")

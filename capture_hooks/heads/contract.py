@@ -109,6 +109,9 @@ class DraftHead(nn.Module, ABC):
     def forward(self, batch: TrainBatch) -> StepSums:
         """Training-time-test sums over ``batch``."""
 
+    def calibrate(self, states: Tensor) -> None:  # noqa: B027  # optional: most heads have nothing to set
+        """See a sample of captured states [T, K*H] once, before training begins."""
+
     @abstractmethod
     def new_cache(self, max_length: int) -> Any:
         """An empty KV cache for up to ``max_length`` rows of one sequence."""

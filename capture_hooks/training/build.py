@@ -1,0 +1,195 @@
+"""Everything a run needs before its first step: spec, split, draft vocabulary, and the head itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import find_anatomy
+from ..capture.anatomy import Anatomy
+from ..capture.fingerprint import TargetFingerprint
+from ..errors import TrainingError
+from ..heads import load_head, readout_of
+from ..heads.contract import DraftHead
+from ..plugins import registry
+from ..spec import CaptureSpec
+from ..store import Dump
+from .config import TrainConfig
+from .data import Sequences, WindowDataset, pack, windows
+from .online import LiveCapture
+from .sampler import shuffled
+from .sources import DumpSequences, Example, LiveSequences
+from .split import Split, choose_draft_vocabulary, coverage, split_by_prompt, token_counts
+
+#: Training tokens shown to a head before its first step (`DraftHead.calibrate`).
+_CALIBRATION_TOKENS = 8192
+
+Data = Dump | Sequence[Example]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A head and its data, ready to train.
+
+    Attributes:
+        anatomy: the target's parts.
+        head: a fresh head, or the one given to start from.
+        train, held_out: windows; ``held_out`` is None where nothing is evaluated.
+        capture: adds states to batches of tokens; None when they come from a dump.
+        coverage, held_out_coverage: share of supervised tokens inside the draft vocabulary.
+        witness_tokens: token ids of a few held-out sequences (of training ones where none are held out).
+        digest: identifies the data and its division; a resumed run must find the same.
+    """
+
+    anatomy: Anatomy
+    head: DraftHead
+    train: WindowDataset
+    held_out: WindowDataset | None
+    capture: LiveCapture | None
+    coverage: float
+    held_out_coverage: float | None
+    witness_tokens: tuple[list[int], ...]
+    digest: str
+
+
+def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data | None = None) -> Setup:
+    """Check the data against the target and the settings, divide it, and make the head.
+
+    Raises:
+        TrainingError: for data with nothing to learn, or settings that do not fit the target.
+        StoreError: for a dump of another spec or another target.
+        HeadError: for a head to start from that does not fit.
+    """
+    anatomy = find_anatomy(model)
+    start_from = load_head(config.init_from, model) if config.init_from is not None else None
+    spec = _spec(anatomy, data, config, start_from)
+    train_source = _source(data, anatomy, spec)
+    if eval_data is None:
+        sides = split_by_prompt(train_source, config.held_out)
+        eval_source: Sequences = train_source
+    else:
+        eval_source = _source(eval_data, anatomy, spec)
+        sides = Split(tuple(range(len(train_source))), tuple(range(len(eval_source))))
+    train = WindowDataset(train_source, windows(train_source, sides.train, config.window))
+    if not train.pieces:
+        raise TrainingError(
+            f"nothing to learn: in {len(sides.train)} sequences for training the loss mask selects no token beyond "
+            "each one's second (is the assistant's part marked in this data?)"
+        )
+    held_out = WindowDataset(eval_source, windows(eval_source, sides.held_out, config.window))
+    counts = token_counts(train_source, sides.train, anatomy.vocab_size)
+    if start_from is None:
+        head = _create(config, spec, anatomy, choose_draft_vocabulary(counts, config.draft_vocab).token_ids)
+    else:
+        head = _checked_start(start_from, config)
+    _train_in_float32(head, anatomy)
+    capture = None if isinstance(data, Dump) else LiveCapture(model, spec)
+    if start_from is None:
+        head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
+    ids = head.draft_token_ids.cpu()
+    return Setup(
+        anatomy=anatomy,
+        head=head,
+        train=train,
+        held_out=held_out if held_out.pieces else None,
+        capture=capture,
+        coverage=coverage(counts, ids),
+        held_out_coverage=coverage(token_counts(eval_source, sides.held_out, anatomy.vocab_size), ids)
+        if held_out.pieces
+        else None,
+        witness_tokens=_witness_tokens(held_out if held_out.pieces else train),
+        digest=_digest(train, held_out),
+    )
+
+
+def _spec(anatomy: Anatomy, data: Data, config: TrainConfig, start_from: DraftHead | None) -> CaptureSpec:
+    asked = CaptureSpec.parse(config.spec).absolute(anatomy.n_layers) if config.spec is not None else None
+    if start_from is not None:
+        if asked is not None and asked != start_from.spec:
+            raise TrainingError(f"{config.init_from} eats {start_from.spec}, but {asked} was asked for")
+        return start_from.spec
+    if asked is not None:
+        return asked
+    return data.manifest.spec if isinstance(data, Dump) else CaptureSpec.eagle3(anatomy.n_layers)
+
+
+def _source(data: Data, anatomy: Anatomy, spec: CaptureSpec) -> Sequences:
+    if isinstance(data, Dump):
+        # Opened anew, to have it checked against the target and the spec.
+        checked = Dump.open(data.directory, spec, TargetFingerprint.of(anatomy))
+        source: Sequences = DumpSequences(checked)
+    else:
+        source = LiveSequences(data)
+    if not len(source):
+        raise TrainingError("the data set is empty: it holds no sequence to train on")
+    return source
+
+
+def _create(config: TrainConfig, spec: CaptureSpec, anatomy: Anatomy, draft_token_ids: Tensor) -> DraftHead:
+    provider = registry().heads[config.head]
+    known = {f.name for f in dataclasses.fields(provider.config_type)}
+    for name in config.head_config:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise TrainingError(f"{config.head} has no setting {name!r}{hint} (it has {', '.join(sorted(known))})")
+    settings = provider.config_type(**config.head_config)
+    torch.manual_seed(config.seed)
+    return provider.create(settings, spec, anatomy, readout_of(anatomy, spec), draft_token_ids)
+
+
+def _checked_start(head: DraftHead, config: TrainConfig) -> DraftHead:
+    if config.draft_vocab is not None and config.draft_vocab != len(head.draft_token_ids):
+        raise TrainingError(
+            f"{config.init_from} drafts {len(head.draft_token_ids)} tokens, but a draft vocabulary of "
+            f"{config.draft_vocab} was asked for; a head keeps its own"
+        )
+    if head.name != config.head:
+        raise TrainingError(f"{config.init_from} is a head of kind {head.name}, not {config.head}")
+    if config.head_config:
+        raise TrainingError(
+            f"a head to start from keeps its own settings, but {', '.join(config.head_config)} were given too"
+        )
+    return head
+
+
+def _train_in_float32(head: DraftHead, anatomy: Anatomy) -> None:
+    """Keep the trained weights in float32, and make sure that none is the target's own."""
+    targets = {p.untyped_storage().data_ptr() for p in anatomy.model.parameters()}
+    for name, weight in head.named_parameters():
+        if weight.requires_grad:
+            if weight.untyped_storage().data_ptr() in targets:
+                raise TrainingError(f"the head's {name} is the target's own weight; training it would change the target")
+            weight.data = weight.data.float()
+
+
+def _sample(train: WindowDataset, config: TrainConfig, capture: LiveCapture | None) -> Tensor:
+    """Captured states of some thousand tokens; the same in every process."""
+    pieces, tokens = [], 0
+    for item in shuffled(len(train), config.seed, 0):
+        pieces.append(train[item])
+        tokens += train.pieces[item].length
+        if tokens >= _CALIBRATION_TOKENS:
+            break
+    batch: Mapping[str, Tensor] = pack(pieces)
+    return (batch if capture is None else capture(batch))["states"]
+
+
+def _witness_tokens(data: WindowDataset, sequences: int = 4) -> tuple[list[int], ...]:
+    numbers = dict.fromkeys(piece.sequence for piece in data.pieces)
+    return tuple(data.sequences.tokens(number)[0].tolist() for number in list(numbers)[:sequences])
+
+
+def _digest(*sides: WindowDataset) -> str:
+    digest = hashlib.sha256()
+    for side in sides:
+        digest.update(side.sequences.digest.encode())
+        digest.update(repr([(p.sequence, p.start, p.stop) for p in side.pieces]).encode())
+    return digest.hexdigest()

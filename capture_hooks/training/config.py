@@ -1,0 +1,140 @@
+"""Settings of one training run, checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Self, get_args
+
+from ..errors import TrainingError
+
+Schedule = Literal["cosine", "linear", "constant"]
+Precision = Literal["float32", "bf16", "fp16"]
+
+#: What may differ when a run is resumed: its length, and what is looked at on the way.
+RESUMABLE: Final = frozenset({"steps", "epochs", "max_minutes", "evaluations", "save_minutes", "save_steps",
+                              "report_to", "log_steps", "workers"})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """How to train a head.  At least one of ``steps``, ``epochs`` and ``max_minutes`` says how long.
+
+    Attributes:
+        head: name of the head provider.
+        head_config: fields of the head's own settings; what is left out keeps the head's default.
+        spec: capture spec as text; None takes the dump's, or the field's default layers for live capture.
+        draft_vocab: tokens the head can draft; None takes the target's whole vocabulary.
+        init_from: directory of a head to start from; it then decides spec and draft vocabulary.
+        steps, epochs, max_minutes: the run ends at the first of those given.
+        lr, schedule, warmup, min_lr: peak rate, shape, share of the run spent warming up, final share of ``lr``.
+        batch_tokens: tokens per optimiser step over all processes and accumulation steps together.
+        accumulate: forward passes per optimiser step and process.
+        max_length: longer sequences are cut into windows of this many tokens; None means ``batch_tokens``.
+        weight_decay, betas, max_grad_norm: AdamW and gradient clipping (0 turns clipping off).
+        ema: decay of an exponential moving average of the weights, which is then what is evaluated and kept.
+        precision: ``bf16`` and ``fp16`` are autocast; the head's own weights stay float32.
+        held_out: share of the prompts kept for evaluation; 0 evaluates nothing.
+        seed: of initial weights, noise and data order (the held-out split does not depend on it).
+        evaluations: how often to evaluate, spread over the run.
+        save_minutes, save_steps: checkpoint every so often; ``save_steps`` wins where given.
+        log_steps: optimiser steps between two log lines.
+        workers: data loader processes.
+        report_to: a ``transformers`` reporting integration, such as "tensorboard" or "wandb", or "none".
+        trainer_args: further ``transformers.TrainingArguments`` fields, such as ``fsdp``.
+    """
+
+    head: str = "eagle3"
+    head_config: Mapping[str, Any] = field(default_factory=dict)
+    spec: str | None = None
+    draft_vocab: int | None = None
+    init_from: str | None = None
+    steps: int | None = None
+    epochs: float | None = None
+    max_minutes: float | None = None
+    lr: float = 1e-3
+    schedule: Schedule = "cosine"
+    warmup: float = 0.03
+    min_lr: float = 0.0
+    batch_tokens: int = 2048
+    accumulate: int = 1
+    max_length: int | None = None
+    weight_decay: float = 0.01
+    betas: tuple[float, float] = (0.9, 0.95)
+    max_grad_norm: float = 1.0
+    ema: float | None = None
+    precision: Precision = "float32"
+    held_out: float = 0.05
+    seed: int = 0
+    evaluations: int = 10
+    save_minutes: float = 10.0
+    save_steps: int | None = None
+    log_steps: int = 10
+    workers: int = 0
+    report_to: str = "none"
+    trainer_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.steps is None and self.epochs is None and self.max_minutes is None:
+            raise TrainingError("say how long to train: steps, epochs or max_minutes")
+        for name in ("steps", "epochs", "max_minutes", "lr", "batch_tokens", "accumulate", "max_length", "draft_vocab",
+                     "save_minutes", "save_steps", "log_steps"):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise TrainingError(f"{name} must be greater than 0, not {value}")
+        for name, low, high in (("warmup", 0, 1), ("min_lr", 0, 1), ("held_out", 0, 1), ("ema", 0, 1)):
+            value = getattr(self, name)
+            if value is not None and not low <= value < high:
+                raise TrainingError(f"{name} must be at least {low} and less than {high}, not {value}")
+        for name in ("weight_decay", "max_grad_norm", "evaluations", "workers"):
+            if getattr(self, name) < 0:
+                raise TrainingError(f"{name} must not be negative, but is {getattr(self, name)}")
+        for name, kind in (("schedule", Schedule), ("precision", Precision)):
+            if getattr(self, name) not in get_args(kind):
+                raise TrainingError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
+
+    @property
+    def window(self) -> int:
+        """Longest piece of a sequence that is trained on at once."""
+        return min(self.max_length or self.batch_tokens, self.batch_tokens)
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain object; `from_json` reads it back."""
+        return {
+            f.name: dict(value) if isinstance(value := getattr(self, f.name), Mapping) else value
+            for f in dataclasses.fields(self)
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            TrainingError: for fields this version does not know.
+        """
+        known = {f.name for f in dataclasses.fields(cls)}
+        if unknown := sorted(set(document) - known):
+            raise TrainingError(f"training settings with unknown fields: {', '.join(unknown)}")
+        values = dict(document)
+        if "betas" in values:
+            first, second = values["betas"]
+            values["betas"] = (float(first), float(second))
+        return cls(**values)
+
+    def check_resumes(self, before: TrainConfig) -> None:
+        """That a run made with ``before`` may be continued with these settings.
+
+        Raises:
+            TrainingError: naming every setting that would change what has already been computed.
+        """
+        changed = [
+            f"{f.name}: {getattr(before, f.name)!r} then, {getattr(self, f.name)!r} now"
+            for f in dataclasses.fields(self)
+            if f.name not in RESUMABLE and getattr(before, f.name) != getattr(self, f.name)
+        ]
+        if changed:
+            raise TrainingError(
+                "a resumed run keeps its settings, but these differ: " + "; ".join(changed) + ". "
+                "Give the same settings, or start a new run from the head itself (init_from)"
+            )

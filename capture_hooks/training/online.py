@@ -1,0 +1,5 @@
+"""(being written)"""
+
+
+class LiveCapture:
+    pass

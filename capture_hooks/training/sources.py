@@ -1,0 +1,99 @@
+"""Where sequences come from: a dump on disk, or examples whose states are captured while training."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import TrainingError
+from ..store import Dump
+
+
+class DumpSequences:
+    """A dump's sequences; states stay on disk until a piece is asked for."""
+
+    def __init__(self, dump: Dump) -> None:
+        self.dump = dump
+
+    def __len__(self) -> int:
+        return len(self.dump)
+
+    @property
+    def digest(self) -> str:
+        """The dump's own."""
+        return self.dump.manifest.data.digest
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids and loss mask."""
+        stored = self.dump.sequence(index)
+        return stored.token_ids, stored.loss_mask
+
+    def piece(self, index: int, start: int, stop: int) -> Mapping[str, Tensor]:
+        """Everything a head learns from.
+
+        Raises:
+            TrainingError: for a state that is NaN or infinite, with its place.
+        """
+        stored = self.dump.sequence(index)
+        rows = slice(start, stop)
+        piece = {
+            "states": stored.states[rows],
+            "target": stored.target[rows],
+            "token_ids": stored.token_ids[rows],
+            "loss_mask": stored.loss_mask[rows],
+            "argmax": stored.argmax[rows],
+        }
+        for name in ("states", "target"):
+            bad = (~torch.isfinite(piece[name])).nonzero()
+            if len(bad):
+                row, column = bad[0].tolist()
+                raise TrainingError(
+                    f"{self.dump.directory}: {name} of sequence {index} hold NaN or infinity ({len(bad)} values, the "
+                    f"first at token {start + row}, column {column}); make the dump again, in a wider dtype if the "
+                    "states overflow (float16 ends at 65504)"
+                )
+        return piece
+
+
+class Example(Protocol):
+    """Token ids and which of them are to be learnt."""
+
+    @property
+    def token_ids(self) -> Sequence[int] | Tensor: ...
+
+    @property
+    def loss_mask(self) -> Sequence[bool] | Tensor: ...
+
+
+class LiveSequences:
+    """Examples without states; `LiveCapture` adds them to a batch."""
+
+    def __init__(self, examples: Sequence[Example]) -> None:
+        self._tokens = [
+            (torch.as_tensor(e.token_ids, dtype=torch.int64), torch.as_tensor(e.loss_mask, dtype=torch.bool))
+            for e in examples
+        ]
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over token ids and masks."""
+        digest = hashlib.sha256()
+        for ids, mask in self._tokens:
+            digest.update(len(ids).to_bytes(8, "big") + ids.numpy().tobytes() + mask.numpy().tobytes())
+        return digest.hexdigest()
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor]:
+        """Token ids and loss mask."""
+        return self._tokens[index]
+
+    def piece(self, index: int, start: int, stop: int) -> Mapping[str, Tensor]:
+        """Tokens alone, with what precedes them, which the target has to read."""
+        ids, mask = self._tokens[index]
+        return {"token_ids": ids[start:stop], "loss_mask": mask[start:stop], "context": ids[:start]}

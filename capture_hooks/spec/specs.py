@@ -59,7 +59,7 @@ class CaptureSpec:
         seen: set[Point] = set()
         for point in self.inputs:
             if point in seen:
-                raise SpecError(f"{point} appears twice in the inputs {_join(self.inputs)!r}; name each point once")
+                raise SpecError(f"{point} appears twice in {_join(self.inputs)!r}; name each point once")
             seen.add(point)
 
     @classmethod
@@ -85,11 +85,11 @@ class CaptureSpec:
         SGLang 0.5.23, SpecForge 0.2.0 and ModelOpt 0.47 when ids are omitted.
 
         Raises:
-            SpecError: for fewer than 6 layers, where those three layers are no longer distinct and ordered.
+            SpecError: for fewer than 7 layers, where those three layers are not distinct.
         """
-        if n_layers < 6:
+        if n_layers < 7:
             raise SpecError(
-                f"the EAGLE-3 default layers (1, n//2-1, n-4) need at least 6 layers, not {n_layers}; "
+                f"the EAGLE-3 default layers (1, n//2-1, n-4) need at least 7 layers, not {n_layers}; "
                 "write the points out, for example CaptureSpec.parse('embed, post.0, post.1')"
             )
         return cls(tuple(Point.post(k) for k in (1, n_layers // 2 - 1, n_layers - 4)))
@@ -136,7 +136,9 @@ class CaptureSpec:
         for point in self.inputs:
             site = point.resolve(n_layers, split)
             if site in sites:
-                raise SpecError(f"{sites[site]} and {point} are the same state in a model of {n_layers} layers; keep one")
+                raise SpecError(
+                    f"{sites[site]} and {point} are the same state in a model of {n_layers} layers; keep one"
+                )
             sites[site] = point
         return ResolvedSpec(n_layers, tuple(sites), self.target.resolve(n_layers, split))
 

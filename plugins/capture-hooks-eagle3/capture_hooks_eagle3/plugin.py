@@ -1,1 +1,72 @@
-"""(being written)"""
+"""Entry point: contributes the ``eagle3`` head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from capture_hooks import hookimpl
+from capture_hooks.capture.anatomy import Anatomy
+from capture_hooks.errors import HeadError
+from capture_hooks.heads.contract import HeadProvider, TargetReadout
+from capture_hooks.spec import CaptureSpec
+
+from .config import Eagle3Config
+from .head import Eagle3Head
+from .start import start_from_target
+
+
+class Eagle3Provider:
+    """Makes and loads `Eagle3Head`."""
+
+    name = "eagle3"
+    config_type: type = Eagle3Config
+
+    def create(
+        self,
+        config: Eagle3Config,
+        spec: CaptureSpec,
+        anatomy: Anatomy,
+        readout: TargetReadout,
+        draft_token_ids: Tensor,
+    ) -> Eagle3Head:
+        """A fresh head: random weights (torch's global generator), then the start that ``config`` describes.
+
+        Raises:
+            HeadError: for settings that contradict the target or each other.
+        """
+        table = _embedding_table(anatomy)
+        head = Eagle3Head(config.filled(anatomy), spec, anatomy.n_layers, table, readout, draft_token_ids)
+        start_from_target(head, config, anatomy, readout)
+        return head
+
+    def restore(
+        self,
+        tensors: Mapping[str, Tensor],
+        config: Mapping[str, Any],
+        spec: CaptureSpec,
+        order: Sequence[int],
+        anatomy: Anatomy,
+        readout: TargetReadout,
+    ) -> Eagle3Head:
+        raise NotImplementedError
+
+
+def _embedding_table(anatomy: Anatomy) -> Tensor:
+    weight = getattr(anatomy.embedding, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise HeadError(f"eagle3: the target's embedding ({type(anatomy.embedding).__name__}) has no [V, H] weight to share")
+    if weight.shape[1] != anatomy.hidden_size:
+        raise HeadError(
+            f"eagle3: the target's embedding is {weight.shape[1]} wide and its stream {anatomy.hidden_size}; "
+            "an EAGLE-3 head needs them equal"
+        )
+    return weight.detach()
+
+
+@hookimpl
+def capture_hooks_heads() -> Sequence[HeadProvider]:
+    """The EAGLE-3 / 3.1 head."""
+    return [Eagle3Provider()]

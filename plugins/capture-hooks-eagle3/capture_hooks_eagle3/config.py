@@ -1,0 +1,159 @@
+"""Settings of an EAGLE-3 head: its architecture, its objective, and how it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self
+
+from capture_hooks.capture.anatomy import Anatomy
+from capture_hooks.errors import HeadError
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Config:
+    """Everything that decides what a head computes; ``None`` means "as the target has it".
+
+    Attributes:
+        layers: decoder layers; layer 0 attends on ``[embedding, hidden]``, the others are Llama's.
+        heads, kv_heads, head_dim: attention shape; query heads share key/value heads in groups.
+        intermediate_size: width of the SwiGLU MLP.
+        rms_norm_eps: epsilon of every norm.
+        rope: RoPE settings as transformers writes them (``rope_type``, ``rope_theta``, ...).  A
+            target without RoPE gives the head ``default`` with theta 10000, RoPE's original value.
+        max_position_embeddings: longest sequence the head is meant for.
+        norm_before_residual: layer 0's residual is ``hidden_norm(h)`` instead of ``h``.
+        norm_before_fc: one RMSNorm over the whole concatenation before ``fc`` (``input_norm``).
+        fc_norm: one RMSNorm per input before ``fc`` (EAGLE-3.1).
+        norm_output: what is fed back is the output after ``norm`` (EAGLE-3.1).
+
+        steps: training-time-test steps J.
+        step_decay: the objective's factor of step j is ``step_decay ** j``.
+        outside: rows whose target arg-max lies outside the draft vocabulary.  ``skip``: weight 0 in
+            the loss, as in SafeAILab/EAGLE and SpecForge.  ``renormalise``: they teach the target's
+            distribution renormalised to the draft vocabulary.  Either way they count as misses.
+        feature_noise: in training, each captured value is multiplied by ``1 + noise * N(0, 1)``.
+
+        scale_inputs: whether `Eagle3Head.calibrate` may scale each captured channel to rms 1
+            (folded into ``fc`` on export; a few channels of a language model are huge).
+        lm_head_init: ``target`` starts from the target's rows of the draft vocabulary.
+        train_lm_head: whether ``lm_head`` learns.
+        norm_init: ``norm`` starts as the target's final norm times this.
+        train_embedding: whether the head owns and trains a copy of the embedding.
+        init_layer: the target's layer whose weights start layer 0 (None: random; may be negative).
+    """
+
+    layers: int = 1
+    heads: int | None = None
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int | None = None
+    rms_norm_eps: float | None = None
+    rope: Mapping[str, Any] | None = None
+    max_position_embeddings: int | None = None
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    steps: int = 4
+    step_decay: float = 0.8
+    outside: Literal["skip", "renormalise"] = "skip"
+    feature_noise: float = 0.1
+
+    scale_inputs: bool = True
+    lm_head_init: Literal["target", "random"] = "target"
+    train_lm_head: bool = False
+    norm_init: float = 0.15
+    train_embedding: bool = False
+    init_layer: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads", "kv_heads", "head_dim", "intermediate_size", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise HeadError(f"eagle3: {name} = {value} must be at least 1")
+        if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
+            raise HeadError(
+                f"eagle3: heads = {self.heads} is no multiple of kv_heads = {self.kv_heads}; "
+                "each key/value head serves the same number of query heads"
+            )
+        if self.head_dim is not None and self.head_dim % 2:
+            raise HeadError(f"eagle3: head_dim = {self.head_dim} must be even (RoPE turns pairs of channels)")
+        if self.norm_before_fc and self.fc_norm:
+            raise HeadError("eagle3: norm_before_fc and fc_norm exclude each other; set one")
+        if not 0 < self.step_decay <= 1:
+            raise HeadError(f"eagle3: step_decay = {self.step_decay} must lie in (0, 1]")
+        if self.feature_noise < 0:
+            raise HeadError(f"eagle3: feature_noise = {self.feature_noise} must not be negative")
+        if self.outside not in ("skip", "renormalise"):
+            raise HeadError(f"eagle3: outside = {self.outside!r} must be 'skip' or 'renormalise'")
+        if self.lm_head_init not in ("target", "random"):
+            raise HeadError(f"eagle3: lm_head_init = {self.lm_head_init!r} must be 'target' or 'random'")
+
+    def filled(self, anatomy: Anatomy) -> Self:
+        """The same settings with every ``None`` of the architecture taken from the target.
+
+        Raises:
+            HeadError: naming a setting that the target's configuration does not give.
+        """
+        target = _text_config(anatomy)
+        heads = self.heads or _read(target, "heads", "num_attention_heads", "n_head", "n_heads")
+        head_dim = self.head_dim or getattr(target, "head_dim", None) or anatomy.hidden_size // heads
+        kv_heads = self.kv_heads or getattr(target, "num_key_value_heads", None) or heads
+        if heads % kv_heads:
+            kv_heads = heads
+        return replace(
+            self,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim + head_dim % 2,
+            intermediate_size=self.intermediate_size
+            or _int(getattr(target, "intermediate_size", None))
+            or 4 * anatomy.hidden_size,
+            rms_norm_eps=self.rms_norm_eps or _norm_eps(target),
+            rope=dict(self.rope) if self.rope is not None else _rope(target),
+            max_position_embeddings=self.max_position_embeddings
+            or _read(target, "max_position_embeddings", "max_position_embeddings", "n_positions", "seq_length"),
+        )
+
+
+def _text_config(anatomy: Anatomy) -> Any:
+    config = getattr(anatomy.model, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        return config.get_text_config(decoder=True)
+    return config
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _read(config: Any, setting: str, *names: str) -> int:
+    for name in names:
+        value = _int(getattr(config, name, None))
+        if value is not None:
+            return value
+    raise HeadError(
+        f"eagle3: the target's configuration has none of {', '.join(names)}; set {setting} in Eagle3Config"
+    )
+
+
+def _norm_eps(config: Any) -> float:
+    for name in ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "layernorm_epsilon"):
+        value = getattr(config, name, None)
+        if isinstance(value, float):
+            return value
+    return 1e-6
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    """The target's RoPE settings; those of its full-attention layers where they differ by layer."""
+    settings = getattr(config, "rope_parameters", None) or {}
+    if isinstance(settings.get("full_attention"), Mapping):
+        settings = settings["full_attention"]
+    rope = {key: value for key, value in settings.items() if key not in ("mrope_section", "partial_rotary_factor")}
+    if rope.get("rope_type", "default") in ("mrope", "default"):
+        rope["rope_type"] = "default"
+    rope.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10000.0)
+    return rope

@@ -1,0 +1,90 @@
+"""How a fresh head starts: from random weights, from the target's output rows, from a target layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from capture_hooks.capture.anatomy import Anatomy
+from capture_hooks.errors import HeadError
+from capture_hooks.heads.contract import TargetReadout
+
+from .config import Eagle3Config
+from .head import Eagle3Head
+from .layers import Layer
+
+
+def start_from_target(head: Eagle3Head, config: Eagle3Config, anatomy: Anatomy, readout: TargetReadout) -> None:
+    """Give ``head`` the start ``config`` describes.
+
+    Raises:
+        HeadError: when ``init_layer`` names a layer whose weights do not fit the head.
+    """
+    with torch.no_grad():
+        if config.lm_head_init == "target":
+            head.lm_head.weight.copy_(head.target_rows)
+            head.norm.weight.copy_(norm_gain(anatomy) * config.norm_init)
+    if config.init_layer is not None:
+        copy_layer(head, anatomy, config.init_layer)
+
+
+@torch.no_grad()
+def norm_gain(anatomy: Anatomy) -> Tensor:
+    """[H] the effective gain of the target's final norm (Gemma's is stored as gain - 1); ones if it has none."""
+    norm = anatomy.final_norm
+    if norm is None:
+        return torch.ones(anatomy.hidden_size)
+    like = next(norm.parameters(), None)
+    ones = torch.ones(1, anatomy.hidden_size)
+    if like is not None:
+        ones = ones.to(like)
+    # An RMSNorm maps the vector of ones to its gain; a LayerNorm maps it to its bias.
+    gain = ((norm(ones) - norm(-ones)) / 2).squeeze(0).float()
+    if bool(gain.any()):
+        return gain
+    weight = getattr(norm, "weight", None)
+    return weight.detach().float() if isinstance(weight, Tensor) else torch.ones(anatomy.hidden_size)
+
+
+@torch.no_grad()
+def copy_layer(head: Eagle3Head, anatomy: Anatomy, index: int) -> None:
+    """Start layer 0 as target layer ``index``: reading the hidden half, the last captured state through ``fc``.
+
+    The embedding's columns of q, k and v keep their random start.
+
+    Raises:
+        HeadError: for an index out of range, or a layer that is not of Llama's shape.
+    """
+    if not -anatomy.n_layers <= index < anatomy.n_layers:
+        raise HeadError(f"eagle3: init_layer = {index} is outside a target of {anatomy.n_layers} layers")
+    source, layer, hidden = anatomy.layers[index], head.layers[0], head.hidden_size
+    assert isinstance(layer, Layer)
+    for part, names in {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}.items():
+        for name in names:
+            target = getattr(getattr(layer, part), name).weight
+            if part == "self_attn" and name != "o_proj":
+                target = target[:, hidden:]
+            target.copy_(_found(source, f"{part}.{name}", target.shape, index))
+    layer.hidden_norm.weight.copy_(_found(source, "input_layernorm", layer.hidden_norm.weight.shape, index))
+    after = layer.post_attention_layernorm.weight
+    after.copy_(_found(source, "post_attention_layernorm", after.shape, index))
+    if head.inputs > 1:
+        head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
+
+
+def _found(layer: nn.Module, name: str, shape: torch.Size, index: int) -> Tensor:
+    try:
+        weight = layer.get_submodule(name).weight
+    except AttributeError:
+        weight = None
+    if not isinstance(weight, Tensor):
+        raise HeadError(
+            f"eagle3: init_layer = {index}: target layer {type(layer).__name__} has no {name}.weight; "
+            "only Llama-type layers can start a head (leave init_layer unset)"
+        )
+    if weight.shape != shape:
+        raise HeadError(
+            f"eagle3: init_layer = {index}: {name}.weight of the target is {list(weight.shape)}, the head needs "
+            f"{list(shape)}; give the head the target's heads, kv_heads, head_dim and intermediate_size"
+        )
+    return weight

@@ -1,0 +1,204 @@
+"""Files of a head's directory: read with one clear line on damage, written whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import HeadError
+
+CONFIG: Final = "config.json"
+WEIGHTS: Final = "model.safetensors"
+#: In a folder of its own: servers load every safetensors file beside the config as weights.
+WITNESS: Final = "capture/witness.safetensors"
+_OURS: Final = frozenset({CONFIG, WEIGHTS, WITNESS})
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor as a file's header declares it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """The head's ``config.json``.
+
+    Raises:
+        HeadError: no such directory or file, or no JSON object in it.
+    """
+    if not directory.is_dir():
+        raise HeadError(f"{directory} is not a directory; a head is a directory with {CONFIG} and {WEIGHTS}")
+    path = directory / CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise HeadError(f"{directory} holds no {CONFIG}: it is not a head, or was copied in part") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise HeadError(f"{path} cannot be read: {error}") from None
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise HeadError(f"{path} is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise HeadError(f"{path} holds a JSON {type(document).__name__}; a head's config is an object")
+    return document
+
+
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, TensorInfo]]:
+    """Metadata and tensors' shapes of a safetensors file; its data is not read.
+
+    Raises:
+        HeadError: the file is missing, truncated or of another format.
+    """
+    with _reading(path), safe_open(path, framework="pt") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        infos = {name: TensorInfo(tuple(s.get_shape()), str(s.get_dtype())) for name, s in slices.items()}
+        return dict(file.metadata() or {}), infos
+
+
+def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors (on the CPU) of a safetensors file.
+
+    Raises:
+        HeadError: the file is missing, truncated, of another format, or holds a NaN or infinity.
+    """
+    with _reading(path), safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        metadata = dict(file.metadata() or {})
+    check_finite(tensors, str(path))
+    return metadata, tensors
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write one safetensors file and wait until it is on disk."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    # safetensors refuses tensors that share memory; two names may stand for one weight.
+    storages: set[int] = set()
+    for name, tensor in plain.items():
+        if tensor.untyped_storage().data_ptr() in storages:
+            plain[name] = tensor.clone()
+        storages.add(plain[name].untyped_storage().data_ptr())
+    path.parent.mkdir(exist_ok=True)
+    save_file(plain, path, metadata=dict(metadata))
+    _sync(path)
+
+
+def write_config(path: Path, document: Mapping[str, Any]) -> None:
+    """Write one JSON file and wait until it is on disk."""
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    _sync(path)
+
+
+def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Refuse NaN and infinity.
+
+    Raises:
+        HeadError: naming the tensor and how many of its values are not finite.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise HeadError(f"{where}: {name} holds {bad} NaN or infinite values of {tensor.numel()}")
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def writing(directory: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary sibling of ``directory`` that takes its place once the block has ended well.
+
+    The old head, if any, is moved aside only when the new one is complete on disk, and moved back
+    if the new one cannot take its place; a process killed between the two leaves both, complete,
+    as hidden siblings.
+
+    Raises:
+        HeadError: ``directory`` exists (without ``overwrite``) or holds other files than a head's;
+            no permission, no space.
+    """
+    directory = Path(os.path.abspath(directory))
+    with _disk(directory):
+        _check_replaceable(directory, overwrite)
+    token = secrets.token_hex(4)
+    fresh, old = (directory.with_name(f".{directory.name}.{kind}-{token}") for kind in ("new", "old"))
+    try:
+        with _disk(directory):
+            directory.parent.mkdir(parents=True, exist_ok=True)
+            fresh.mkdir()
+            yield fresh
+            for folder in (*(p for p in fresh.rglob("*") if p.is_dir()), fresh):
+                _sync(folder)
+            _check_replaceable(directory, overwrite)
+            replacing = directory.exists()
+            if replacing:
+                directory.rename(old)
+            try:
+                fresh.rename(directory)
+            except OSError:
+                if replacing:
+                    old.rename(directory)
+                raise
+            _sync(directory.parent)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_replaceable(directory: Path, overwrite: bool) -> None:
+    if not os.path.lexists(directory):
+        return
+    if not directory.is_dir():
+        raise HeadError(f"{directory} exists and is no directory; choose another place for the head")
+    files = {str(p.relative_to(directory)) for p in directory.rglob("*") if not p.is_dir()}
+    if other := sorted(files - _OURS):
+        raise HeadError(
+            f"{directory} holds files that belong to no head ({', '.join(other[:3])}"
+            f"{', ...' if len(other) > 3 else ''}); move them, or choose another directory"
+        )
+    if files and not overwrite:
+        raise HeadError(f"{directory} already holds a head; pass overwrite=True, or choose another directory")
+
+
+@contextlib.contextmanager
+def _disk(directory: Path) -> Iterator[None]:
+    """Turn what the disk refuses into one line; `HeadError` of the block passes through."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"the head cannot be saved to {directory}: {error}") from error
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise HeadError(f"{path} is missing: the head was copied or written in part") from None
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"{path} is damaged, truncated or no safetensors file: {error}") from None
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,5 @@
+"""Reading data sets: conversations, plain text or token ids, as token sequences with a loss mask."""
+
+from .examples import Example, Examples, TooLong, read_examples
+
+__all__ = ["Example", "Examples", "TooLong", "read_examples"]

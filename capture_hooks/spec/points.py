@@ -35,7 +35,9 @@ Kind = Literal["embed", "pre", "post", "final_norm", "in", "out"]
 
 ALLOWED_FORMS = "embed, pre.K, post.K, final_norm, in:MODULE, out:MODULE (K an integer, may be negative)"
 
-_LAYER = re.compile(r"(pre|post)\.(-?\d+)", re.ASCII)
+#: No model is deeper; int() of unbounded text would be another error, and a slow one.
+_DIGITS = 9
+_LAYER = re.compile(rf"(pre|post)\.(-?\d{{1,{_DIGITS}}})", re.ASCII)
 _MODULE = re.compile(r"(in|out):([A-Za-z_0-9][A-Za-z_0-9.\-]*)", re.ASCII)
 
 
@@ -72,6 +74,10 @@ class Point:
             raise SpecError(
                 f"point {self.kind!r} with layer={self.layer!r}, module={self.module!r} is incomplete; "
                 f"allowed forms: {ALLOWED_FORMS}"
+            )
+        if self.layer is not None and (type(self.layer) is not int or abs(self.layer) >= 10**_DIGITS):
+            raise SpecError(
+                f"layer {self.layer!r} of a {self.kind!r} point is not an integer of a possible size"
             )
         if self.module is not None and not _MODULE.fullmatch(f"in:{self.module}"):
             raise SpecError(f"module name {self.module!r} is not a qualified name such as model.layers.3.mlp")

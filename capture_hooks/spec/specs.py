@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -25,7 +27,8 @@ from .points import ALLOWED_FORMS, Point, Site
 #: Version of the JSON form; a reader refuses versions it does not know.
 FORMAT = 1
 _FINAL_NORM = Point("final_norm")
-_TEXT = r"^(embed|final_norm|(pre|post)\.-?[0-9]+|(in|out):[A-Za-z_0-9][A-Za-z_0-9.\-]*)$"
+#: A point as JSON Schema can say it: what `Point.parse` reads, without surrounding blanks.
+_TEXT = r"^(embed|final_norm|(pre|post)\.-?[0-9]{1,9}|(in|out):[A-Za-z_0-9][A-Za-z_0-9.\-]*)$"
 
 
 class _Document(BaseModel):
@@ -109,8 +112,11 @@ class CaptureSpec:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "document"
-            raise SpecError(f"capture spec JSON: {where}: {first['msg']} (got {first['input']!r})") from None
-        return cls(tuple(Point.parse(text) for text in read.inputs), Point.parse(read.target))
+            raise SpecError(
+                f"capture spec JSON: {where}: {first['msg']} (got {reprlib.repr(first['input'])})"
+            ) from None
+        inputs = (_read_point(f"inputs.{index}", text) for index, text in enumerate(read.inputs))
+        return cls(tuple(inputs), _read_point("target", read.target))
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form as a plain object; `from_json` reads it back."""
@@ -168,6 +174,14 @@ class ResolvedSpec:
 
 def _join(points: tuple[Point, ...]) -> str:
     return ", ".join(str(point) for point in points)
+
+
+def _read_point(field: str, text: str) -> Point:
+    if not re.fullmatch(_TEXT, text) or text.endswith("\n"):  # Python's $ also matches before a last newline
+        raise SpecError(
+            f"capture spec JSON: {field}: {text!r} is not a capture point; allowed forms: {ALLOWED_FORMS}"
+        )
+    return Point.parse(text)
 
 
 def _parse_part(part: str, text: str, at: int) -> Point:

@@ -91,6 +91,12 @@ def _walk(trace: Trace, last: Call, head: Call) -> tuple[Call | None, Tensor, st
         ):
             norm, value, version = step, step.value, step.version_out
             continue
+        others = [t for t in step.inputs if t.ndim >= 3 and t.shape[-1] == value.shape[-1] and not same(t, value)]
+        if others:
+            raise BindError(
+                f"after its last layer the model feeds {step.name} ({type(step.module).__name__}) the stream together "
+                f"with a second tensor of its width (shape {list(others[0].shape)}): it carries several streams"
+            )
         where = "the final norm" if norm else "the last layer"
         return (
             norm,

@@ -33,23 +33,50 @@ class Skeleton:
             BindError: when the class cannot be built from its config alone.
         """
         settings = copy.deepcopy(config)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
-            with self.mode:
-                self.model = model_class._from_config(
-                    settings, dtype=dtype, attn_implementation="eager"
-                ).eval()
+            # The meta device is what from_pretrained builds on, so every class supports it; eager attention is
+            # the one implementation that every class has on every device.
+            with torch.device("meta"):
+                self.model = model_class._from_config(settings, dtype=dtype, attn_implementation="eager")
         except Exception as error:  # any class's own constructor: whatever it raises becomes one clear error
             raise BindError(
                 f"cannot follow how {model_class.__name__} runs its layers: building a copy without weights "
-                f"from its config failed ({_short(error)})"
+                f"from its config failed ({short(error)})"
             ) from error
+        self.model.eval()  # type: ignore[no-untyped-call]  # transformers leaves nn.Module.eval unannotated
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with self.mode:
+            _to_fake(self.model)
 
     def run(self) -> Any:
         """One text-only forward without a cache; the model's own output object."""
         with self.mode, torch.no_grad():
             ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
             return self.model(input_ids=ids, use_cache=False, return_dict=True)
+
+
+def _to_fake(model: nn.Module) -> None:
+    """Replace every meta tensor of ``model`` by a fake one on the CPU; shared tensors stay shared."""
+    made: dict[int, torch.Tensor] = {}
+    keep: list[torch.Tensor] = []  # so that no id is used twice
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            value = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+            made[id(tensor)] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
+            keep.append(tensor)
+        return made[id(tensor)]
+
+    for module in model.modules():
+        for name, value in [*module._parameters.items(), *module._buffers.items(), *vars(module).items()]:
+            if not isinstance(value, torch.Tensor) or value.device.type != "meta":
+                continue
+            if name in module._parameters:
+                module._parameters[name] = fake(value)  # type: ignore[assignment]  # fake() keeps the kind
+            elif name in module._buffers:
+                module._buffers[name] = fake(value)
+            else:
+                vars(module)[name] = fake(value)
 
 
 @contextlib.contextmanager
@@ -75,9 +102,7 @@ def same(a: Any, b: Any) -> bool:
     return a.shape == b.shape and a.untyped_storage()._cdata == b.untyped_storage()._cdata
 
 
-def _short(error: Exception) -> str:
+def short(error: Exception) -> str:
+    """Kind and first line of an error, to be quoted in another one."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
-
-
-short = _short

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +55,9 @@ class _Key:
 @functools.lru_cache(maxsize=64)
 def _remembered(model_class: type[PreTrainedModel], key: _Key) -> Wiring:
     failures: list[str] = []
-    for dtype in (torch.float32, torch.bfloat16):  # some fused kernels exist in one of them only
+    for dtype in (torch.bfloat16, torch.float32):  # some fused kernels exist in one of them only
         skeleton = Skeleton(model_class, key.config, dtype)
-        decoder_name, decoder = _decoder(skeleton.model)
-        lists = _candidates(decoder_name, decoder)
+        decoder_name, lists = _lists(skeleton.model)
         try:
             trace = record(skeleton, lists)
         except Exception as error:  # any model's own forward; without values some cannot run
@@ -78,13 +78,26 @@ def _remembered(model_class: type[PreTrainedModel], key: _Key) -> Wiring:
     )
 
 
-def _decoder(model: PreTrainedModel) -> tuple[str, nn.Module]:
-    decoder = model.get_decoder()
-    for name, module in model.named_modules():
-        if module is decoder:
-            return name, module
+def _lists(model: PreTrainedModel) -> tuple[str, list[tuple[str, nn.ModuleList]]]:
+    """The decoder's name and its outermost module lists of the config's length.
+
+    ``get_decoder()`` is asked first, so that a vision tower's list never counts; it guesses by attribute names,
+    so the base model and the model itself are looked at next.
+    """
+    n = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    seen: list[str] = []
+    for decoder in (model.get_decoder(), model.base_model, model):
+        name = next((name for name, module in model.named_modules() if module is decoder), None)
+        if name is None:
+            continue
+        lists = _candidates(name, decoder)
+        fitting = [(list_name, items) for list_name, items in lists if len(items) == n]
+        if fitting:
+            return name, fitting
+        seen += [f"{list_name} ({len(items)})" for list_name, items in lists]
     raise BindError(
-        f"{type(model).__name__}.get_decoder() returns {type(decoder).__name__}, which is no part of it"
+        f"{type(model).__name__}: no list of {n} decoder layers (num_hidden_layers of its text config); "
+        f"module lists it has: {', '.join(dict.fromkeys(seen)) or 'none'}"
     )
 
 
@@ -100,13 +113,13 @@ def _candidates(decoder_name: str, decoder: nn.Module) -> list[tuple[str, nn.Mod
 def _understand(
     skeleton: Skeleton, trace: Trace, decoder_name: str, lists: list[tuple[str, nn.ModuleList]]
 ) -> Wiring:
-    name, layers = _the_layers(skeleton.model, lists)
-    calls = _called_in_order(name, layers, trace)
+    name, calls = _the_layers(skeleton.model, trace, lists)
     width = _check_streams(name, calls)
     _check_chain(name, calls)
+    _check_single_stream(name, calls, width)
     return Wiring(
         decoder=decoder_name,
-        layers=tuple(f"{name}.{k}" for k in range(len(layers))),
+        layers=tuple(f"{name}.{k}" for k in range(len(calls))),
         embedding=_name_of(skeleton.model, skeleton.model.get_input_embeddings(), "get_input_embeddings()"),
         hidden_size=width,
         split=frozenset(_deepstack_boundaries(skeleton.model.config)),
@@ -114,27 +127,24 @@ def _understand(
     )
 
 
-def _the_layers(model: PreTrainedModel, lists: list[tuple[str, nn.ModuleList]]) -> tuple[str, nn.ModuleList]:
-    text = model.config.get_text_config(decoder=True)
-    n = getattr(text, "num_hidden_layers", None)
-    fitting = [(name, items) for name, items in lists if len(items) == n]
-    if len(fitting) == 1:
-        return fitting[0]
-    seen = ", ".join(f"{name} ({len(items)})" for name, items in lists) or "none"
+def _the_layers(
+    model: PreTrainedModel, trace: Trace, lists: list[tuple[str, nn.ModuleList]]
+) -> tuple[str, list[Call]]:
+    """The one list whose elements run once each and in order, with those calls."""
+    found: list[tuple[str, list[Call]]] = []
+    orders: list[str] = []
+    for name, layers in lists:
+        calls = [call for call in trace.calls if call.name.rpartition(".")[0] == name]
+        order = [int(call.name.rpartition(".")[2]) for call in calls]
+        if order == list(range(len(layers))):
+            found.append((name, calls))
+        shown = f"{order[:12]}{' …' if len(order) > 12 else ''}" if order else "none through __call__"
+        orders.append(f"{name} ({len(layers)} layers; calls: {shown})")
+    if len(found) == 1:
+        return found[0]
     raise BindError(
-        f"{type(model).__name__}: expected one list of {n} decoder layers (num_hidden_layers of its "
-        f"text config), found {len(fitting)}; module lists in its decoder: {seen}"
-    )
-
-
-def _called_in_order(name: str, layers: nn.ModuleList, trace: Trace) -> list[Call]:
-    calls = [call for call in trace.calls if call.name.rpartition(".")[0] == name]
-    order = [int(call.name.rpartition(".")[2]) for call in calls]
-    if order == list(range(len(layers))):
-        return calls
-    raise BindError(
-        f"the layers {name}.0 … {name}.{len(layers) - 1} are not each called once and in order "
-        f"(calls seen: {order[:12]}{' …' if len(order) > 12 else ''}), so 'leaving layer k' has no single meaning"
+        f"{type(model).__name__}: expected one list whose layers are each called once and in order for a text, "
+        f"found {len(found)} among {', '.join(orders)}; 'leaving layer k' has no single meaning here"
     )
 
 
@@ -149,20 +159,33 @@ def _check_streams(name: str, calls: list[Call]) -> int:
             if tuple(value.shape) != (BATCH, LENGTH, width):
                 raise BindError(
                     f"{name}.{k} {what} a tensor of shape {list(value.shape)} for {BATCH} sequences of {LENGTH} tokens, "
-                    f"not [{BATCH}, {LENGTH}, {width}]: this model does not carry one residual stream"
+                    f"not [{BATCH}, {LENGTH}, {width}]: not one residual stream with a row per token"
                 )
     assert width is not None
     return width
 
 
 def _check_chain(name: str, calls: list[Call]) -> None:
-    for k, (before, after) in enumerate(zip(calls, calls[1:], strict=False)):
+    for k, (before, after) in enumerate(itertools.pairwise(calls)):
         handed = Call("", after.module, [after.stream], [_version(after)])  # type: ignore[list-item]  # checked above
         if not handed.fed(before.value, before.version_out):
             raise BindError(
                 f"the model changes the stream between {name}.{k} and {name}.{k + 1} in a way this plugin does not know, "
                 f"so the output of a layer is not the stream that enters the next"
             )
+
+
+def _check_single_stream(name: str, calls: list[Call], width: int) -> None:
+    """Refuse a second tensor of the stream's width that changes from layer to layer."""
+    for k, (before, call) in enumerate(itertools.pairwise(calls[1:]), start=2):
+        known = {t.untyped_storage()._cdata for t in (*before.inputs, call.stream) if t is not None}
+        for other in call.inputs:
+            carried = other.is_floating_point() and other.ndim >= 3 and other.shape[-1] == width
+            if carried and other.untyped_storage()._cdata not in known:
+                raise BindError(
+                    f"{name}.{k} takes a second tensor of the stream's width (shape {list(other.shape)}) that "
+                    f"changes from layer to layer: this model carries several streams"
+                )
 
 
 def _version(call: Call) -> int:

@@ -48,9 +48,11 @@ def attend(
 
     Args:
         q: [Q, heads, d] rotated queries.
-        k, v: [C, kv_heads, d] rotated keys and values of the packed context rows.
+        k: [C, kv_heads, d] rotated keys of the packed context rows.
+        v: their values.
         queries: positions and blocks; a query at position p sees its sequence's context rows 0..p.
-        own_k, own_v: [Q, D, kv_heads, d] the further keys and values each query alone sees.
+        own_k: [Q, D, kv_heads, d] the further keys each query alone sees.
+        own_v: their values.
     """
     return _Attend.apply(q, k, v, own_k, own_v, queries)  # type: ignore[no-any-return]
 
@@ -87,7 +89,13 @@ def _own(x: Tensor | None, block: Block) -> Tensor | None:
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor | None, own_v: Tensor | None, queries: Queries
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        own_k: Tensor | None,
+        own_v: Tensor | None,
+        queries: Queries,
     ) -> Tensor:
         kv_heads, scale, out = k.shape[1], q.shape[-1] ** -0.5, torch.empty_like(q)
         for b in queries.blocks:
@@ -132,7 +140,14 @@ class _Attend(torch.autograd.Function):
             if own_k_b is not None and own_v_b is not None and d_own_k is not None and d_own_v is not None:
                 own = weights[..., n:]
                 grad_rows, q_rows = (x.view(*weights.shape[:3], 1, -1) for x in (grad_b, q_b))
-                d_own = (grad_rows * own_v_b).sum(-1, dtype=wide).sub_(delta_b).mul_(own).to(q.dtype).unsqueeze(-1)
+                d_own = (
+                    (grad_rows * own_v_b)
+                    .sum(-1, dtype=wide)
+                    .sub_(delta_b)
+                    .mul_(own)
+                    .to(q.dtype)
+                    .unsqueeze(-1)
+                )
                 own = own.to(q.dtype).unsqueeze(-1)
                 d_q_b = d_q_b + (d_own * own_k_b).sum(-2).view_as(d_q_b)
                 d_own_k[rows] = (d_own * q_rows).sum(1).permute(1, 2, 0, 3)

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self
 
 from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.errors import HeadError
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The architecture's numbers, all known; see `Eagle3Config`."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    rms_norm_eps: float
+    rope: Mapping[str, Any]
+    max_position_embeddings: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +104,19 @@ class Eagle3Config:
         if self.lm_head_init not in ("target", "random"):
             raise HeadError(f"eagle3: lm_head_init = {self.lm_head_init!r} must be 'target' or 'random'")
 
+    def sizes(self) -> Sizes:
+        """The architecture's numbers.
+
+        Raises:
+            HeadError: when one is still to be taken from a target.
+        """
+        values = {field.name: getattr(self, field.name) for field in fields(Sizes)}
+        if missing := [name for name, value in values.items() if value is None]:
+            raise HeadError(
+                f"eagle3: {', '.join(missing)} not given; set them or fill them from a target with filled()"
+            )
+        return Sizes(**values)
+
     def filled(self, anatomy: Anatomy) -> Self:
         """The same settings with every ``None`` of the architecture taken from the target.
 
@@ -114,7 +140,9 @@ class Eagle3Config:
             rms_norm_eps=self.rms_norm_eps or _norm_eps(target),
             rope=dict(self.rope) if self.rope is not None else _rope(target),
             max_position_embeddings=self.max_position_embeddings
-            or _read(target, "max_position_embeddings", "max_position_embeddings", "n_positions", "seq_length"),
+            or _read(
+                target, "max_position_embeddings", "max_position_embeddings", "n_positions", "seq_length"
+            ),
         )
 
 
@@ -152,7 +180,9 @@ def _rope(config: Any) -> dict[str, Any]:
     settings = getattr(config, "rope_parameters", None) or {}
     if isinstance(settings.get("full_attention"), Mapping):
         settings = settings["full_attention"]
-    rope = {key: value for key, value in settings.items() if key not in ("mrope_section", "partial_rotary_factor")}
+    rope = {
+        key: value for key, value in settings.items() if key not in ("mrope_section", "partial_rotary_factor")
+    }
     if rope.get("rope_type", "default") in ("mrope", "default"):
         rope["rope_type"] = "default"
     rope.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10000.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .config import Eagle3Config
+from .config import Sizes
 
 
 class RMSNorm(nn.Module):
@@ -42,13 +42,12 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """Layer 0 reads ``[input_layernorm(embedding), hidden_norm(h)]``; the others are Llama's."""
 
-    def __init__(self, config: Eagle3Config, hidden: int, *, first: bool) -> None:
+    def __init__(self, sizes: Sizes, hidden: int, *, first: bool) -> None:
         super().__init__()
-        assert config.heads and config.kv_heads and config.head_dim and config.intermediate_size
         self.first = first
         width = 2 * hidden if first else hidden
-        self.self_attn = Attention(width, hidden, config.heads, config.kv_heads, config.head_dim)
-        self.mlp = MLP(hidden, config.intermediate_size)
+        self.self_attn = Attention(width, hidden, sizes.heads, sizes.kv_heads, sizes.head_dim)
+        self.mlp = MLP(hidden, sizes.intermediate_size)
         self.input_layernorm = RMSNorm(hidden)
         if first:
             self.hidden_norm = RMSNorm(hidden)
@@ -71,6 +70,12 @@ class LayerWeights:
     embed_q: Tensor | None
     embed_kv: Tensor | None
 
+    def embedding_columns(self) -> tuple[Tensor, Tensor]:
+        """Layer 0's columns for the embedding, of q and of k and v."""
+        assert self.embed_q is not None
+        assert self.embed_kv is not None
+        return self.embed_q, self.embed_kv
+
 
 def layer_weights(layer: Layer, dtype: torch.dtype) -> LayerWeights:
     """Differentiable views and copies of ``layer``'s weights."""
@@ -89,4 +94,25 @@ def layer_weights(layer: Layer, dtype: torch.dtype) -> LayerWeights:
         down=mlp.down_proj.weight.to(dtype),
         embed_q=embed_q,
         embed_kv=embed_kv,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepWeights:
+    """One layer's matrices for drafting, all columns together: a round is bound by reading weights."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+def step_weights(layer: Layer) -> StepWeights:
+    """Fused copies of ``layer``'s weights as they are now."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return StepWeights(
+        qkv=torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]),
+        out=attention.o_proj.weight,
+        gate_up=torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+        down=mlp.down_proj.weight,
     )

@@ -71,6 +71,14 @@ def teaching_rows(loss_mask: Tensor, starts: Tensor) -> Tensor:
     return (rows > starts[sequence]) & (rows + 1 < starts[sequence + 1]) & loss_mask[following]
 
 
+def rows_per_step(teaching: Tensor, starts: Tensor, steps: int) -> Tensor:
+    """[J] how many of the teaching rows (indices, ascending) serve each step: row r serves steps below
+    its position."""
+    first = starts[torch.searchsorted(starts, teaching, right=True) - 1]
+    served = (teaching - first).clamp(max=steps)
+    return torch.tensor([int((served > j).sum()) for j in range(steps)])
+
+
 def make_plan(
     teaching: Tensor,
     starts: Tensor,
@@ -104,10 +112,15 @@ def make_plan(
     active = list(counted)
     for j in reversed(range(steps - 1)):
         active[j] = active[j] | active[j + 1]
-    last = torch.full((starts.shape[0] - 1,), -1).scatter_reduce_(0, sequence[active[0]], rows[active[0]], "amax")
+    last = torch.full((starts.shape[0] - 1,), -1).scatter_reduce_(
+        0, sequence[active[0]], rows[active[0]], "amax"
+    )
     context = rows <= last[sequence]
 
-    eaten, eaten_by_queries = torch.zeros(count + steps, dtype=torch.bool), torch.zeros(count + steps, dtype=torch.bool)
+    eaten, eaten_by_queries = (
+        torch.zeros(count + steps, dtype=torch.bool),
+        torch.zeros(count + steps, dtype=torch.bool),
+    )
     eaten[rows[context] + 1] = True
     asking_first = [context if context_asks else active[0], *active[1:]]
     for j in range(steps):

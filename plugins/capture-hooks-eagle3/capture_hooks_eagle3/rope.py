@@ -85,3 +85,8 @@ class RotaryTable:
             cos, sin = ((f(angles) * self.factor).to(device, dtype) for f in (torch.cos, torch.sin))
             found = self._tables[device, dtype] = (cos, sin)
         return found
+
+
+def at(table: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [T, head_dim // 2] of positions [T]."""
+    return table[0].index_select(0, positions), table[1].index_select(0, positions)

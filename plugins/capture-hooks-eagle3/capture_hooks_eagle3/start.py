@@ -14,7 +14,9 @@ from .head import Eagle3Head
 from .layers import Layer
 
 
-def start_from_target(head: Eagle3Head, config: Eagle3Config, anatomy: Anatomy, readout: TargetReadout) -> None:
+def start_from_target(
+    head: Eagle3Head, config: Eagle3Config, anatomy: Anatomy, readout: TargetReadout
+) -> None:
     """Give ``head`` the start ``config`` describes.
 
     Raises:
@@ -30,7 +32,7 @@ def start_from_target(head: Eagle3Head, config: Eagle3Config, anatomy: Anatomy, 
 
 @torch.no_grad()
 def norm_gain(anatomy: Anatomy) -> Tensor:
-    """[H] the effective gain of the target's final norm (Gemma's is stored as gain - 1); ones if it has none."""
+    """[H] the effective gain of the target's final norm (Gemma stores gain - 1); ones without one."""
     norm = anatomy.final_norm
     if norm is None:
         return torch.ones(anatomy.hidden_size)
@@ -39,7 +41,7 @@ def norm_gain(anatomy: Anatomy) -> Tensor:
     if like is not None:
         ones = ones.to(like)
     # An RMSNorm maps the vector of ones to its gain; a LayerNorm maps it to its bias.
-    gain = ((norm(ones) - norm(-ones)) / 2).squeeze(0).float()
+    gain: Tensor = ((norm(ones) - norm(-ones)) / 2).squeeze(0).float()
     if bool(gain.any()):
         return gain
     weight = getattr(norm, "weight", None)
@@ -48,7 +50,7 @@ def norm_gain(anatomy: Anatomy) -> Tensor:
 
 @torch.no_grad()
 def copy_layer(head: Eagle3Head, anatomy: Anatomy, index: int) -> None:
-    """Start layer 0 as target layer ``index``: reading the hidden half, the last captured state through ``fc``.
+    """Start layer 0 as target layer ``index``, fed the last captured state through ``fc``.
 
     The embedding's columns of q, k and v keep their random start.
 
@@ -59,7 +61,10 @@ def copy_layer(head: Eagle3Head, anatomy: Anatomy, index: int) -> None:
         raise HeadError(f"eagle3: init_layer = {index} is outside a target of {anatomy.n_layers} layers")
     source, layer, hidden = anatomy.layers[index], head.layers[0], head.hidden_size
     assert isinstance(layer, Layer)
-    for part, names in {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}.items():
+    for part, names in {
+        "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
+        "mlp": ("gate_proj", "up_proj", "down_proj"),
+    }.items():
         for name in names:
             target = getattr(getattr(layer, part), name).weight
             if part == "self_attn" and name != "o_proj":
@@ -84,7 +89,7 @@ def _found(layer: nn.Module, name: str, shape: torch.Size, index: int) -> Tensor
         )
     if weight.shape != shape:
         raise HeadError(
-            f"eagle3: init_layer = {index}: {name}.weight of the target is {list(weight.shape)}, the head needs "
-            f"{list(shape)}; give the head the target's heads, kv_heads, head_dim and intermediate_size"
+            f"eagle3: init_layer = {index}: {name}.weight of the target is {list(weight.shape)}, the head "
+            f"needs {list(shape)}; give the head the target's heads, kv_heads, head_dim and intermediate_size"
         )
     return weight

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from capture_hooks_eagle3.config import Eagle3Config
+from capture_hooks_eagle3.head import Eagle3Head
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from capture_hooks.heads.contract import StepSums, TargetReadout, TrainBatch
 from capture_hooks.spec import CaptureSpec
-from capture_hooks_eagle3.config import Eagle3Config
-from capture_hooks_eagle3.head import Eagle3Head
 
 EPS, THETA = 1e-5, 100.0
 
@@ -83,9 +83,13 @@ def build(case: Case) -> tuple[Eagle3Head, TrainBatch, TargetReadout]:
         return torch.randn(*shape, generator=rng, dtype=torch.float64)
 
     ids = torch.randperm(case.vocabulary, generator=rng)[: case.draft].sort().values
-    readout = TargetReadout(normal(case.vocabulary, case.hidden), normal(case.vocabulary), case.scale, case.softcap)
+    readout = TargetReadout(
+        normal(case.vocabulary, case.hidden), normal(case.vocabulary), case.scale, case.softcap
+    )
     spec = CaptureSpec.parse(", ".join(f"post.{i}" for i in range(case.inputs)))
-    head = Eagle3Head(case.config, spec, 8, normal(case.vocabulary, case.hidden), readout, ids).double().eval()
+    head = (
+        Eagle3Head(case.config, spec, 8, normal(case.vocabulary, case.hidden), readout, ids).double().eval()
+    )
     with torch.no_grad():
         for parameter in head.parameters():
             parameter.copy_(normal(*parameter.shape) * 0.4 + (1.0 if parameter.ndim == 1 else 0.0))
@@ -134,7 +138,8 @@ class Reference:
         else:
             x, residual = self.norm(h, p + "input_layernorm.weight"), h
         q, k, v = (
-            (x @ self.w[f"{p}self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, self.c.head_dim)) for n in "qkv"
+            (x @ self.w[f"{p}self_attn.{n}_proj.weight"].T).unflatten(-1, (-1, self.c.head_dim))
+            for n in "qkv"
         )
         q, k = self.rope(q, positions), self.rope(k, positions)
         group = self.c.heads // self.c.kv_heads
@@ -163,7 +168,9 @@ class Reference:
         ``fed[i]`` holds the input of step i's rows t = 0..; row t of step i eats token ids[t + 1 + i].
         """
         marks = [(i, t) for i, h in enumerate(fed) for t in range(h.shape[0])]
-        sees = torch.tensor([[(s == 0 and u <= t) or (u == t and s <= i) for s, u in marks] for i, t in marks])
+        sees = torch.tensor(
+            [[(s == 0 and u <= t) or (u == t and s <= i) for s, u in marks] for i, t in marks]
+        )
         positions = torch.tensor([t + i for i, t in marks])
         embedded = self.w["embedding"][torch.tensor([int(ids[t + 1 + i]) for i, t in marks])]
         h = torch.cat(fed)
@@ -210,8 +217,16 @@ def check(case: Case) -> None:
     reference = Reference(head, case.config, case.inputs)
     found, wanted = head(batch), reference.sums(batch, readout)
     for name in ("loss", "weight", "hits", "rows", "factors"):
-        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
-    uneven = torch.linspace(1, 2, case.config.steps, dtype=torch.float64)  # not the factors: any upstream gradient
+        torch.testing.assert_close(
+            getattr(found, name),
+            getattr(wanted, name),
+            rtol=1e-9,
+            atol=1e-9,
+            msg=lambda m, n=name: f"{n}: {m}",
+        )
+    uneven = torch.linspace(
+        1, 2, case.config.steps, dtype=torch.float64
+    )  # not the factors: any upstream gradient
     ((found.loss * uneven).sum() + 0 * found.mean()).backward()
     total = (wanted.loss * uneven).sum()
     if not total.requires_grad:  # nothing counts: the head's gradients must still exist, all zero

@@ -30,9 +30,9 @@ class EngineStatement(BaseModel):
 
     engine: str
     versions: str = Field(description="the versions in which this was verified; others are not spoken for")
-    convention: str | None = Field(None, description="name of the convention the ids were written by")
-    key: str | None = Field(None, description="where in config.json the engine reads its ids")
-    ids: list[int] | None = Field(None, description="the ids it reads; null where it is excluded")
+    convention: str | None = Field(default=None, description="name of the convention the ids were written by")
+    key: str | None = Field(default=None, description="where in config.json the engine reads its ids")
+    ids: list[int] | None = Field(default=None, description="the ids it reads; null where it is excluded")
     excluded: list[str] = Field(
         default_factory=list, description="why it cannot serve this head; empty if it can"
     )
@@ -78,7 +78,7 @@ def sglang_ids(statement: EngineStatement) -> Any:
 
 
 def vllm_ids(statement: EngineStatement) -> Any:
-    """The top-level value: the ids, or a list at which vLLM 0.33's ``sorted(set(ids))`` raises a TypeError."""
+    """The top-level value: the ids, or a list that vLLM 0.33 cannot sort, so that it stops at start-up."""
     return statement.ids if statement.right else [_refusal(statement), 0]
 
 

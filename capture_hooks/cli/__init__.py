@@ -22,7 +22,7 @@ def main() -> None:
 
     try:
         try:
-            build(sys.argv[1:])()
+            build(sys.argv[1:])(prog_name="capture-hooks")
         finally:
             sys.stdout.flush()  # a broken pipe shows here, not while the interpreter shuts down
     except CaptureHooksError as error:

@@ -31,7 +31,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
         module.register(app)
     core = {command.name for command in app.registered_commands}
     wanted = next((word for word in arguments if not word.startswith("-")), None)
-    if wanted not in core:
+    if wanted not in core and "--version" not in arguments:
         installed = registry()
         for command in installed.commands.values():
             if command.name in core:

@@ -7,7 +7,6 @@ import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,7 +89,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     else:
         head = _checked_start(start_from, config)
     _train_in_float32(head, anatomy)
-    capture = None if isinstance(data, Dump) else LiveCapture(model, spec)
+    capture = None if isinstance(data, Dump) else LiveCapture(model, spec, anatomy)
     if start_from is None:
         head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
     ids = head.draft_token_ids.cpu()
@@ -139,7 +138,9 @@ def _create(config: TrainConfig, spec: CaptureSpec, anatomy: Anatomy, draft_toke
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise TrainingError(f"{config.head} has no setting {name!r}{hint} (it has {', '.join(sorted(known))})")
+            raise TrainingError(
+                f"{config.head} has no setting {name!r}{hint} (it has {', '.join(sorted(known))})"
+            )
     settings = provider.config_type(**config.head_config)
     torch.manual_seed(config.seed)
     return provider.create(settings, spec, anatomy, readout_of(anatomy, spec), draft_token_ids)
@@ -166,7 +167,9 @@ def _train_in_float32(head: DraftHead, anatomy: Anatomy) -> None:
     for name, weight in head.named_parameters():
         if weight.requires_grad:
             if weight.untyped_storage().data_ptr() in targets:
-                raise TrainingError(f"the head's {name} is the target's own weight; training it would change the target")
+                raise TrainingError(
+                    f"the head's {name} is the target's own weight; training it would change the target"
+                )
             weight.data = weight.data.float()
 
 

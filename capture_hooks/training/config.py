@@ -92,7 +92,9 @@ class TrainConfig:
                 raise TrainingError(f"{name} must not be negative, but is {getattr(self, name)}")
         for name, kind in (("schedule", Schedule), ("precision", Precision)):
             if getattr(self, name) not in get_args(kind):
-                raise TrainingError(f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}")
+                raise TrainingError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}"
+                )
 
     @property
     def window(self) -> int:

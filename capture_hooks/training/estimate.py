@@ -54,7 +54,9 @@ class Probe:
     parameters: int
 
 
-def probe(objective: Objective, batch: Callable[[], Mapping[str, Tensor]], autocast: torch.dtype | None) -> Probe:
+def probe(
+    objective: Objective, batch: Callable[[], Mapping[str, Tensor]], autocast: torch.dtype | None
+) -> Probe:
     """Time one step without taking it: weights, gradients and random state are as before.
 
     On a GPU the first pass, which loads kernels, is not the one measured.
@@ -74,7 +76,9 @@ def probe(objective: Objective, batch: Callable[[], Mapping[str, Tensor]], autoc
     if devices:
         memory = torch.cuda.max_memory_allocated(device)
     else:  # kilobytes on Linux, bytes on macOS
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
     return Probe(seconds, memory + adam, sum(p.numel() for p in trained))
 
 

@@ -1,5 +1,81 @@
-"""(being written)"""
+"""States captured while training: the target reads each batch just before the head does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import bind
+from ..capture.anatomy import Anatomy
+from ..spec import CaptureSpec
+
+#: Sequences run together are padded to the longest; the shortest is at least this share of it.
+_ALIKE: Final = 0.75
 
 
 class LiveCapture:
-    pass
+    """Adds ``states`` and ``target`` to a packed batch of tokens; nothing is written to disk.
+
+    Sequences of like length go through the target together, padded on the right; a piece cut from a
+    longer sequence is run with all that precedes it, as a dump's states were.
+    """
+
+    def __init__(self, model: nn.Module, spec: CaptureSpec, anatomy: Anatomy) -> None:
+        self.model = model
+        self._session = bind(model, spec, target=True, anatomy=anatomy)
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The batch of `pack` over `LiveSequences`, with states [N, K*H] and target [N, H].
+
+        Raises:
+            CaptureError: for a state that is NaN or infinite.
+        """
+        device = batch["token_ids"].device
+        before = batch["context"].split(batch["context_length"].tolist())
+        pieces = batch["token_ids"].split(batch["starts"].diff().tolist())
+        whole = [torch.cat(parts) for parts in zip(before, pieces, strict=True)]
+        states: list[Tensor] = [torch.empty(0)] * len(whole)
+        target = list(states)
+        for group in alike([len(ids) for ids in whole]):
+            for index, (inputs, wanted) in zip(group, self._run([whole[i] for i in group]), strict=True):
+                first = len(before[index])
+                states[index], target[index] = inputs[first:].to(device), wanted[first:].to(device)
+        return {
+            "states": torch.cat(states),
+            "target": torch.cat(target),
+            "token_ids": batch["token_ids"],
+            "loss_mask": batch["loss_mask"],
+            "starts": batch["starts"],
+        }
+
+    @torch.no_grad()
+    def _run(self, sequences: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """States [T, K*H] and target [T, H] of each sequence, from one forward."""
+        device = next(self.model.parameters()).device
+        lengths = torch.tensor([len(ids) for ids in sequences], device=device)
+        ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(device)
+        mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self._session as capture:
+                self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
+        finally:
+            self.model.train(training)
+        captured = capture.states
+        captured.check_finite()
+        found = [captured.sequence(i) for i in range(len(sequences))]
+        return [(one.packed, one.target) for one in found]
+
+
+def alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Divide numbers 0..S-1 into groups of like length, longest first."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not groups or lengths[index] < _ALIKE * lengths[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(index)
+    return groups

@@ -108,7 +108,9 @@ def train(
 
     steps = args.max_steps
     progress = Progress(
-        steps if steps < _UNBOUNDED else None, config.max_minutes * 60 if config.max_minutes is not None else None, now
+        steps if steps < _UNBOUNDED else None,
+        config.max_minutes * 60 if config.max_minutes is not None else None,
+        now,
     )
     objective = Objective(setup.head)
     average = WeightAverage(objective, config.ema) if config.ema is not None else None
@@ -178,9 +180,13 @@ def _check_same(run: Path, settings: Mapping[str, Any], config: TrainConfig) -> 
         config.check_resumes(TrainConfig.from_json(before["config"]))
         same_spec, same_data = before["spec"] == settings["spec"], before["data"] == settings["data"]
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise TrainingError(f"{run / SETTINGS} is missing or damaged ({error}); the run cannot be resumed") from error
+        raise TrainingError(
+            f"{run / SETTINGS} is missing or damaged ({error}); the run cannot be resumed"
+        ) from error
     if not same_spec:
-        raise TrainingError(f"the run in {run} trains on {before['spec']}, but now {settings['spec']} was given")
+        raise TrainingError(
+            f"the run in {run} trains on {before['spec']}, but now {settings['spec']} was given"
+        )
     if not same_data:
         raise TrainingError(
             f"the run in {run} was started on other data, or the data was divided differently; resume it with the "
@@ -205,7 +211,7 @@ def _begin(run: Path, settings: Mapping[str, Any], fresh: bool) -> None:
 def _arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments:
     if taken := sorted(_OWN & set(config.trainer_args)):
         raise TrainingError(f"trainer_args must not set {', '.join(taken)}: these are settings of their own")
-    device = setup.next(anatomy.lm_head.parameters()).device
+    device = next(setup.anatomy.lm_head.parameters()).device
     values: dict[str, Any] = {
         "output_dir": str(run),
         "learning_rate": config.lr,
@@ -246,7 +252,9 @@ def _steps(config: TrainConfig, setup: Setup, world: int) -> int:
     return min(limits, default=_UNBOUNDED)
 
 
-def _estimate(setup: Setup, config: TrainConfig, args: TrainingArguments, objective: Objective) -> CostEstimate:
+def _estimate(
+    setup: Setup, config: TrainConfig, args: TrainingArguments, objective: Objective
+) -> CostEstimate:
     parts = config.accumulate * args.world_size
     lengths = setup.train.lengths
     batch = next(global_batches(lengths, config.batch_tokens, config.seed, parts))
@@ -255,7 +263,7 @@ def _estimate(setup: Setup, config: TrainConfig, args: TrainingArguments, object
     def first_share() -> dict[str, Tensor]:
         share = split(batch, lengths, parts)[args.process_index]
         tensors = {name: tensor.to(device) for name, tensor in pack([setup.train[i] for i in share]).items()}
-        return tensors if setup.capture is None else tensors | dict(setup.capture(tensors))
+        return tensors if setup.capture is None else setup.capture(tensors)
 
     autocast = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
     measured = probe(objective, first_share, autocast)
@@ -268,7 +276,9 @@ def _estimate(setup: Setup, config: TrainConfig, args: TrainingArguments, object
     return CostEstimate(
         sequences=len({piece.sequence for piece in setup.train.pieces}),
         tokens=tokens,
-        held_out_sequences=len({p.sequence for p in setup.held_out.pieces}) if setup.held_out is not None else 0,
+        held_out_sequences=len({p.sequence for p in setup.held_out.pieces})
+        if setup.held_out is not None
+        else 0,
         steps=steps,
         passes=steps * min(config.batch_tokens, tokens) / tokens,
         seconds_per_step=per_step,
@@ -282,7 +292,12 @@ def _estimate(setup: Setup, config: TrainConfig, args: TrainingArguments, object
 
 
 def _whole_head(
-    trainer: HeadTrainer, setup: Setup, model: nn.Module, data: Data, config: TrainConfig, eval_data: Data | None
+    trainer: HeadTrainer,
+    setup: Setup,
+    model: nn.Module,
+    data: Data,
+    config: TrainConfig,
+    eval_data: Data | None,
 ) -> DraftHead:
     """The trained head; gathered into a new one where FSDP has left this process a part of it."""
     if not trainer.is_fsdp_enabled:

@@ -96,4 +96,9 @@ class LiveSequences:
     def piece(self, index: int, start: int, stop: int) -> Mapping[str, Tensor]:
         """Tokens alone, with what precedes them, which the target has to read."""
         ids, mask = self._tokens[index]
-        return {"token_ids": ids[start:stop], "loss_mask": mask[start:stop], "context": ids[:start]}
+        return {
+            "token_ids": ids[start:stop],
+            "loss_mask": mask[start:stop],
+            "context": ids[:start],
+            "context_length": torch.tensor([start]),
+        }

@@ -44,7 +44,7 @@ class HeadTrainer(Trainer):
         batch_tokens: tokens per optimiser step over all processes and accumulation steps.
         keep: checkpoints kept.
         average: weights to evaluate with; updated after each step and stored in checkpoints.
-        capture: fills in ``states``, ``target`` (and ``argmax``) of batches that carry tokens alone.
+        capture: makes whole batches of those that carry tokens alone.
         **kwargs: as for `transformers.Trainer`; both data sets are `WindowDataset`.
     """
 
@@ -94,7 +94,9 @@ class HeadTrainer(Trainer):
         """
         data = cast(WindowDataset, eval_dataset if eval_dataset is not None else self.eval_dataset)
         world = self.args.world_size
-        batches = in_order(data.lengths, max(self.batch_tokens // self.args.gradient_accumulation_steps // world, 1))
+        batches = in_order(
+            data.lengths, max(self.batch_tokens // self.args.gradient_accumulation_steps // world, 1)
+        )
         self._eval_batches = len(batches)
         batches += batches[:1] * (-len(batches) % world)
         return self._loader(data, batches[self.args.process_index :: world])
@@ -113,7 +115,9 @@ class HeadTrainer(Trainer):
     ) -> tuple[list[Any], Tensor]:
         """One optimiser step's batches, and the rows scored in them over all processes."""
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        rows = sum((supervised_rows(b["loss_mask"], b["starts"]) for b in batches), torch.tensor(0)).to(device)
+        rows = sum((supervised_rows(b["loss_mask"], b["starts"]) for b in batches), torch.tensor(0)).to(
+            device
+        )
         if self.args.world_size > 1:
             rows = cast(Tensor, self.accelerator.reduce(rows, "sum"))
         return batches, rows.clamp(min=1)
@@ -121,7 +125,7 @@ class HeadTrainer(Trainer):
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
         batch = super()._prepare_inputs(inputs)
         if self._capture is not None and "states" not in batch:
-            batch |= self._capture(batch)
+            batch = dict(self._capture(batch))
         return batch
 
     # Loss
@@ -141,7 +145,7 @@ class HeadTrainer(Trainer):
         rows = sums["weight"][0].clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         loss = (sums["factors"] * sums["loss"]).sum() / rows * self.args.world_size
         if model.training:
-            seen = torch.stack([sums[name].detach().float() for name in _SUMS])
+            seen = stacked(sums)
             self._sums = seen if self._sums is None else self._sums + seen
         return (loss, sums) if return_outputs else loss
 
@@ -171,7 +175,7 @@ class HeadTrainer(Trainer):
     def _per_position(self, sums: Tensor, prefix: str) -> dict[str, float]:
         """Acceptance and mean loss per draft position from sums [4, J] of every process."""
         if self.args.world_size > 1:
-            sums = cast(Tensor, self.accelerator.reduce(sums, "sum"))
+            sums = cast(Tensor, self.accelerator.reduce(sums.to(self.args.device), "sum"))
         loss, weight, hits, rows = sums.double().cpu().unbind()
         found: dict[str, float] = {}
         for j in range(len(loss)):
@@ -193,7 +197,7 @@ class HeadTrainer(Trainer):
                 if turn * self.args.world_size + self.args.process_index >= self._eval_batches:
                     batch["loss_mask"] = torch.zeros_like(batch["loss_mask"])
                 out = model(**self._prepare_inputs(batch))
-                seen = torch.stack([out[name].double() for name in _SUMS])
+                seen = stacked(out).cpu().double()
                 sums = seen if sums is None else sums + seen
         model.train()
         if sums is None:
@@ -253,6 +257,12 @@ class HeadTrainer(Trainer):
                 "the checkpoint is of another head: "
                 f"missing {', '.join(missing) or 'nothing'}; unknown {', '.join(load_result.unexpected_keys) or 'nothing'}"
             )
+
+
+def stacked(sums: Mapping[str, Tensor]) -> Tensor:
+    """[4, J]: the sums to be logged, in at least float32."""
+    found = torch.stack([sums[name].detach() for name in _SUMS])
+    return found.to(torch.promote_types(found.dtype, torch.float32))
 
 
 def sync(path: Path) -> None:

@@ -93,10 +93,17 @@ class Memory:
         for _ in range(count):
             length = int(torch.randint(4, 30, (), generator=generator))
             ids = torch.randint(VOCAB, (length,), generator=generator)
-            states = directions[ids] + 0.1 * torch.randn((length, INPUTS * HIDDEN), generator=generator, dtype=torch.float64)
+            states = directions[ids] + 0.1 * torch.randn(
+                (length, INPUTS * HIDDEN), generator=generator, dtype=torch.float64
+            )
             mask = torch.arange(length) >= int(torch.randint(1, 4, (), generator=generator))
             self.pieces.append(
-                {"states": states.to(dtype), "target": states[:, :HIDDEN].to(dtype), "token_ids": ids, "loss_mask": mask}
+                {
+                    "states": states.to(dtype),
+                    "target": states[:, :HIDDEN].to(dtype),
+                    "token_ids": ids,
+                    "loss_mask": mask,
+                }
             )
 
     def __len__(self):
@@ -146,6 +153,7 @@ def make_trainer(
         shape=functools.partial(curve, schedule="cosine", warmup=0.1, minimum=0.0),
         batch_tokens=batch_tokens,
         average=average,
+        keep=100,
         train_dataset=data,
         eval_dataset=held_out,
         callbacks=[*([Averaging(average)] if average else []), cadence],
@@ -154,12 +162,12 @@ def make_trainer(
     return trainer
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def linear_head():
     return LinearHead
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def memory():
     return Memory
 

@@ -7,8 +7,8 @@ were not sampled goes unseen.  Three readings of the same sample answer three qu
 * ``weights``: are these the same values, bit for bit?
 * ``weights_bf16``: are they the same once both are rounded to bfloat16?  True for a float32 checkpoint
   and its bfloat16 cast, because rounding to bfloat16 twice is rounding once.
-* ``sample``: if neither, how far apart are they?  A float16 cast differs by parts in a thousand, other
-  weights by their own size.
+* ``sample``: if neither, how far apart are they?  A float16 cast changes each value by half a unit in its
+  last place at most, a fine-tune changes small values by much more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from .anatomy import Anatomy
 PER_PARAMETER = 64
 #: Values kept in `TargetFingerprint.sample`, spread over all that were read.
 KEPT = 64
-#: Relative distance below which two samples can be one set of weights in two precisions; half a
-#: unit in the last place of bfloat16, the coarsest float format that a checkpoint is cast to, is 2**-9.
-CAST_DISTANCE = 2.0**-8
+#: Largest relative change that a cast to each dtype makes: half a unit in the last place, relative.
+_ROUNDING = {"float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+#: Half of float16's smallest number, below which its rounding is no longer relative.
+_FLOAT16_STEP = 2.0**-25
 
 _WRAPPERS = re.compile(
     r"(^|\.)(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|base_layer)(?=\.|$)"
@@ -42,7 +43,7 @@ _SHAPE = ("architecture", "model_type", "n_layers", "hidden_size", "vocab_size")
 
 
 class TargetFingerprint(BaseModel):
-    """Shape and weights of one target model; equal fingerprints mean the same model."""
+    """Shape and weights of one target model: equal fingerprints mean the same model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -105,7 +106,14 @@ class TargetFingerprint(BaseModel):
             return False
         if self.weights == other.weights or self.weights_bf16 == other.weights_bf16:
             return True
-        return self.dtype != other.dtype and self.distance(other) < CAST_DISTANCE
+        return self.dtype != other.dtype and self._casts_apart(other)
+
+    def _casts_apart(self, other: Self) -> bool:
+        """Whether each sampled value differs by no more than rounding to the two dtypes explains."""
+        ours, theirs = _decode(self.sample), _decode(other.sample)
+        relative = _ROUNDING.get(self.dtype, 0.0) + _ROUNDING.get(other.dtype, 0.0)
+        allowed = relative * torch.maximum(ours.abs(), theirs.abs()) + _FLOAT16_STEP
+        return ours.shape == theirs.shape and bool(((ours - theirs).abs() <= allowed).all())
 
     def differences(self, other: Self) -> list[str]:
         """Sentences naming what differs and both values; empty for the same model in the same dtype."""

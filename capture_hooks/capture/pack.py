@@ -1,0 +1,190 @@
+"""The blocks of a session's forwards, made into one `States` when it is asked for.
+
+One forward's packed tensor is handed out as it is.  Those of several forwards are joined once (and then
+kept joined); consecutive rows of a static buffer are joined without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from ..errors import CaptureError
+from .buffers import Allocator
+from .plan import Plan
+from .rows import Forward, Group
+from .states import Phase, States
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows, one of each tensor per token; ``base`` is how many tokens of its request the session missed."""
+
+    packed: Tensor
+    target: Tensor
+    request: Tensor
+    column: Tensor
+    phase: Tensor
+    base: Tensor
+
+    def where(self, rows: Tensor) -> _Rows:
+        return _Rows(*(tensor[rows.to(tensor.device)] for tensor in self._all()))
+
+    @staticmethod
+    def join(parts: Sequence[_Rows]) -> _Rows:
+        if len(parts) == 1:
+            return parts[0]
+        return _Rows(*(_join(same) for same in zip(*(part._all() for part in parts), strict=True)))
+
+    def _all(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in fields(self)]
+
+
+class Pack:
+    """Collects forwards in order."""
+
+    def __init__(self, plan: Plan, allocator: Allocator) -> None:
+        self._plan = plan
+        self._allocator = allocator
+        self._new: list[Forward] = []
+        self._done: _Rows | None = None
+        self._states: States | None = None
+        self._requests = 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether no forward was collected."""
+        return not self._new and self._done is None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._new.clear()
+        self._done = self._states = None
+        self._requests = 0
+
+    def add(self, forward: Forward) -> None:
+        """Collect a completed forward."""
+        self._new.append(forward)
+
+    def states(self) -> States:
+        """Everything collected, as one.
+
+        Raises:
+            CaptureError: points of several dtypes, and none was asked for.
+        """
+        if self._new or self._states is None:
+            parts = [] if self._done is None else [self._done]
+            for forward in self._new:
+                if forward.group is not None and forward.void_from is not None:
+                    parts = [part.where(~_void(part, forward.group, forward.void_from)) for part in parts]
+                parts.append(self._rows(forward))
+            self._done = rows = _Rows.join(parts)
+            self._new.clear()
+            self._states = self._make(rows)
+        return self._states
+
+    def _number(self, forward: Forward) -> Group:
+        """The forward's requests, numbered in the order in which they were first seen."""
+        group = forward.group or Group(forward.batch, 0, forward.start)
+        if group.first is None:
+            group.first = self._requests
+            self._requests += group.batch
+        return group
+
+    def _make(self, rows: _Rows) -> States:
+        columns, plan = self._allocator.widths.columns(), self._plan
+        target = None
+        if plan.target is not None:
+            shared = plan.target < plan.n_inputs
+            target = rows.packed[:, columns[str(plan.spec.inputs[plan.target])]] if shared else rows.target
+        return States(
+            spec=plan.spec,
+            packed=rows.packed,
+            request=rows.request,
+            position=_positions(rows),
+            phase=rows.phase,
+            requests=self._requests,
+            columns=columns,
+            n_layers=plan.anatomy.n_layers,
+            split_boundaries=plan.anatomy.split_boundaries,
+            _target=target,
+        )
+
+    def _rows(self, forward: Forward) -> _Rows:
+        group = self._number(forward)
+        packed, target = self._packed(forward)
+        device, n = packed.device, forward.lead.numel()
+        cell = torch.arange(n, device=device) if forward.kept is None else forward.kept.to(device)
+        request = cell // forward.length
+        base = group.base[request.to(group.base.device)] if isinstance(group.base, Tensor) else group.base
+        rows = _Rows(
+            packed=packed,
+            target=target,
+            request=request + (group.first or 0),
+            column=cell % forward.length + forward.start,
+            phase=torch.full_like(cell, Phase.DECODE if forward.decode else Phase.PREFILL, dtype=torch.int8),
+            base=torch.as_tensor(base, device=device).expand(len(cell)),
+        )
+        return rows if forward.padding is None else rows.where(forward.padding.reshape(-1))
+
+    def _packed(self, forward: Forward) -> tuple[Tensor, Tensor]:
+        """[n, W] inputs and [n, H] target (no columns where it is not captured apart)."""
+        widths = self._allocator.widths
+        n, inputs, columns = forward.rows, self._plan.n_inputs, list(widths.columns().values())
+        packed, target, loose = forward.packed, forward.target, forward.loose or {}
+        if packed is None:
+            self._check_dtypes(loose)
+            packed = loose[0].new_empty(n, columns[-1].stop)
+        packed = packed.reshape(n, -1)
+        if target is None:
+            target = loose.get(inputs, packed[:, :0])
+        target = target.reshape(n, -1)
+        for index, state in loose.items():
+            if index < inputs:
+                packed[:, columns[index]] = state
+            elif target is not state:
+                target.copy_(state)
+        return packed, target
+
+    def _check_dtypes(self, loose: dict[int, Tensor]) -> None:
+        dtypes = {str(self._plan.taps[i].point): s.dtype for i, s in loose.items() if i < self._plan.n_inputs}
+        if len(set(dtypes.values())) > 1:
+            seen = ", ".join(f"{point} {dtype}" for point, dtype in dtypes.items())
+            raise CaptureError(
+                f"the states differ in dtype ({seen}); say which to keep: bind(..., dtype=torch.float32)"
+            )
+
+
+def _void(rows: _Rows, group: Group, column: int) -> Tensor:
+    assert group.first is not None  # numbered when its earlier rows were read
+    own = (rows.request >= group.first) & (rows.request < group.first + group.batch)
+    return own & (rows.column >= column)
+
+
+def _positions(rows: _Rows) -> Tensor:
+    """[N] how many real tokens of its request lie before each row: its rank by column, past the base."""
+    order = torch.argsort(rows.column, stable=True)
+    order = order[torch.argsort(rows.request[order], stable=True)]
+    ordered = rows.request[order]
+    index = torch.arange(len(ordered), device=ordered.device)
+    first = torch.searchsorted(ordered, ordered)  # where each row's request begins in that order
+    positions = torch.empty_like(index)
+    positions[order] = index - first
+    return positions + rows.base
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    head, total = tensors[0], sum(len(t) for t in tensors)
+    end = head.data_ptr()
+    for tensor in tensors:
+        if not (tensor.is_contiguous() and tensor.data_ptr() == end and _one_storage(head, tensor)):
+            return torch.cat(list(tensors))
+        end += tensor.numel() * tensor.element_size()
+    return head.as_strided((total, *head.shape[1:]), head.stride())
+
+
+def _one_storage(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()

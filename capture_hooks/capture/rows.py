@@ -1,0 +1,267 @@
+"""Which token of which request each captured row is: read from the arguments of every forward.
+
+A forward of the decoder runs over a batch of B sequences of T tokens.  Forwards on one KV cache
+continue the same requests; one without a cache, or on an empty one, begins B new requests.  A
+cache that has become shorter in between was rolled back (rejected drafts): the rows beyond it are dropped.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CaptureError
+from .layouts import positional_names
+
+#: Keyword names under which libraries pass a KV cache or recurrent state.
+CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
+
+
+def is_cache(value: Any) -> bool:
+    """Whether a forward argument or output is a cache object."""
+    return hasattr(value, "get_seq_length")
+
+
+@dataclass(slots=True)
+class Group:
+    """Requests that share one batch and one cache.
+
+    Attributes:
+        batch: how many there are.
+        length: columns (tokens, padding included) seen so far.
+        base: tokens of each request that lay in the cache before the session saw it: [B] or one number.
+        first: number of the first request, given when rows are first read.
+    """
+
+    batch: int
+    length: int
+    base: Tensor | int
+    first: int | None = None
+
+
+@dataclass(slots=True)
+class Forward:
+    """One forward: whose rows it gives, and the memory its states are in.
+
+    Attributes:
+        lead: shape of its token grid, ``[B, T]`` or ``[T]``.
+        start: column of its first token.
+        kept: [n] int64 indices of the real tokens in the flattened grid; None when all are.
+        padding: [B, T] bool mask of real tokens that is only to be looked at afterwards, or None.
+        group: its requests, where they are shared with other forwards (by a cache).
+        void_from: the column from which the group's earlier rows are void, or None.
+        packed: ``[*grid, W]``, grid being ``lead``, or ``[n]`` where padding was dropped; None while some
+            width is unknown.
+        target: ``[*grid, H]`` where the target is not one of the inputs.
+        loose: by tap, states [n, width] that wait in a tensor of their own.
+    """
+
+    lead: torch.Size
+    start: int = 0
+    kept: Tensor | None = None
+    padding: Tensor | None = None
+    group: Group | None = None
+    void_from: int | None = None
+    packed: Tensor | None = None
+    target: Tensor | None = None
+    loose: dict[int, Tensor] | None = None
+
+    @property
+    def batch(self) -> int:
+        return self.lead[0] if len(self.lead) == 2 else 1
+
+    @property
+    def length(self) -> int:
+        return self.lead[-1]
+
+    @property
+    def decode(self) -> bool:
+        """Whether it is one token per request behind others."""
+        return self.length == 1 and self.start > 0 and len(self.lead) == 2
+
+    @property
+    def rows(self) -> int:
+        return self.lead.numel() if self.kept is None else self.kept.shape[0]
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Shape of the rows in memory."""
+        return self.lead if self.kept is None else (self.rows,)
+
+
+class Requests:
+    """Follows the requests of one session over its calls."""
+
+    def __init__(self, root: nn.Module, *, static: bool) -> None:
+        """``static``: look at no tensor's values during a forward (the buffer may be part of a graph)."""
+        names = positional_names(root)
+        self._index = {name: i for i, name in enumerate(names)}
+        self._static = static
+        self._groups: dict[int, tuple[weakref.ref[Any], Group]] = {}
+        self._args: tuple[Any, ...] = ()
+        self._kwargs: dict[str, Any] = {}
+        self._past = 0
+        self._group: Group | None = None
+        #: The cache passed to the forward that is running.
+        self.cache: Any = None
+
+    def forget(self) -> None:
+        """Start anew: whatever comes next belongs to new requests."""
+        self._groups.clear()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Let go of a forward that is over."""
+        self._args, self._kwargs = (), {}
+        self.cache = self._group = None
+        self._past = 0
+
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at a forward's arguments, before its cache grows.
+
+        Raises:
+            CaptureError: a cache that holds tokens this session should have seen but did not.
+        """
+        self._args, self._kwargs = args, kwargs
+        self.cache = self._group = None
+        self._past = 0
+        for name in CACHE_NAMES:
+            if (cache := self._argument(name)) is not None:
+                self._open(cache)
+                return
+
+    def forward(self, state: Tensor) -> Forward:
+        """The rows of the forward that is running; ``state`` is the first state captured in it.
+
+        Raises:
+            CaptureError: a mask that cannot be read, or another batch size than the cache's requests have.
+        """
+        forward = Forward(self._lead(state), self._past)
+        if self._group is not None and self._group.batch != forward.batch:
+            raise CaptureError(
+                f"a forward of {forward.batch} sequences continues a cache of {self._group.batch}: the batch "
+                "was expanded, selected or beam-searched in between, so rows can no longer be told apart; "
+                "capture with num_beams=1 and an unchanged batch"
+            )
+        real = self._real(forward)
+        if real is not None and self._static:
+            forward.padding = real
+        elif real is not None:
+            kept = real.reshape(-1).nonzero().flatten()
+            if kept.shape[0] != forward.lead.numel():
+                forward.kept = kept
+        return forward
+
+    def finish(self, forward: Forward, output: Any) -> None:
+        """Book a completed forward: which requests it belongs to, and what it rolled back."""
+        cache, group = self.cache, self._group
+        if cache is None and type(output) is not Tensor:
+            cache = _returned_cache(output)
+        if cache is not None:
+            if group is None:
+                group = Group(forward.batch, forward.start, self._tokens_before(forward))
+                self._groups[id(cache)] = (weakref.ref(cache), group)
+            elif forward.start < group.length:
+                forward.void_from = forward.start
+            group.length = forward.start + forward.length
+            forward.group = group
+        self.abandon()
+
+    def caches(self) -> list[Any]:
+        """The caches followed that are still alive."""
+        return [cache for ref, _ in self._groups.values() if (cache := ref()) is not None]
+
+    def _open(self, cache: Any) -> None:
+        if not is_cache(cache):
+            raise CaptureError(
+                f"cannot follow a KV cache of type {type(cache).__name__}: it does not tell its length "
+                "(get_seq_length); pass one of transformers' Cache classes, or use_cache=False"
+            )
+        self.cache = cache
+        known = self._groups.get(id(cache))
+        group = known[1] if known is not None and known[0]() is cache else None
+        past = self._length(cache, group)
+        if group is not None and past == 0:
+            group = None  # it was reset: new requests
+        if group is not None and past > group.length:
+            raise CaptureError(
+                f"the KV cache holds {past} tokens but this session saw {group.length} of them: "
+                "some forwards ran outside it (before it was entered again, or below the decoder)"
+            )
+        self._group, self._past = group, past
+
+    def _length(self, cache: Any, group: Group | None) -> int:
+        try:
+            length = cache.get_seq_length()
+        except ValueError:  # recurrent layers only: nothing counts tokens
+            if group is not None:
+                return group.length
+            if cache.has_previous_state():
+                raise CaptureError(
+                    f"a {type(cache).__name__} of recurrent layers already holds tokens and cannot tell how many; "
+                    "enter the session before the first forward on it"
+                ) from None
+            return 0
+        if isinstance(length, Tensor):
+            if self._static:
+                return 0 if group is None else group.length
+            return int(length)
+        return int(length)
+
+    def _lead(self, state: Tensor) -> torch.Size:
+        if isinstance(ids := self._argument("input_ids"), Tensor):
+            return ids.shape
+        if isinstance(embeds := self._argument("inputs_embeds"), Tensor):
+            return embeds.shape[:-1]
+        return state.shape[:-1]
+
+    def _argument(self, name: str) -> Any:
+        value = self._kwargs.get(name)
+        if value is None and self._args:
+            index = self._index.get(name)
+            if index is not None and index < len(self._args):
+                return self._args[index]
+        return value
+
+    def _real(self, forward: Forward) -> Tensor | None:
+        """[B, T] bool: which tokens are not padding; None when no mask was passed."""
+        mask = self._argument("attention_mask")
+        if isinstance(mask, dict):  # one mask per kind of attention; padding is the same in all
+            mask = next((m for m in mask.values() if m is not None), None)
+        if mask is None:
+            return None
+        if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= forward.length:
+            return mask[:, -forward.length :].bool().expand(forward.batch, -1)
+        if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] >= forward.start + forward.length:
+            # A real token sees itself; a padded one is masked out as a key.
+            self_seen = mask[:, 0].diagonal(forward.start, -2, -1)[:, : forward.length]
+            if mask.dtype != torch.bool:
+                self_seen = self_seen > torch.finfo(mask.dtype).min / 2
+            return self_seen.expand(forward.batch, -1)
+        what = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise CaptureError(
+            f"cannot read padding from attention_mask {what} for {forward.batch} sequences of {forward.length} tokens "
+            f"after {forward.start}; pass one of shape [batch, tokens] or none"
+        )
+
+    def _tokens_before(self, forward: Forward) -> Tensor | int:
+        mask = self._argument("attention_mask")
+        if (
+            forward.start
+            and isinstance(mask, Tensor)
+            and mask.dim() == 2
+            and mask.shape[1] == forward.start + forward.length
+        ):
+            return mask[:, : forward.start].bool().sum(dim=1).expand(forward.batch)
+        return forward.start
+
+
+def _returned_cache(output: Any) -> Any:
+    values = (
+        output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
+    )
+    return next((value for value in values if is_cache(value)), None)

@@ -147,7 +147,7 @@ def load_head(
     anatomy = find_anatomy(model)
     if section is None:
         if spec is None:
-            raise foreign.ambiguous(config, anatomy.n_layers, str(place))
+            raise foreign.ambiguous(config, anatomy.n_layers, model_type(anatomy), str(place))
         return _load_foreign(place, config, anatomy, spec)
     check_section(config, section, str(place))
     _check_requested(spec, section, anatomy, str(place))

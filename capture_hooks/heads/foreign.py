@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from torch import Tensor
 
+from ..conventions import convention_for
 from ..errors import ConventionError, HeadError
 from ..plugins import registry
+from ..spec import CaptureSpec
 
 #: Architectures of raw EAGLE-3 checkpoints, and the provider that reads them.
 PROVIDERS: Final = {"LlamaForCausalLMEagle3": "eagle3", "Eagle3LlamaForCausalLM": "eagle3"}
@@ -40,7 +42,7 @@ def provider_name(config: Mapping[str, Any], where: str) -> str:
     )
 
 
-def ambiguous(config: Mapping[str, Any], n_layers: int, where: str) -> HeadError:
+def ambiguous(config: Mapping[str, Any], n_layers: int, model_type: str, where: str) -> HeadError:
     """The error for a head whose spec was not given: what each library would take its ids for."""
     lines = [
         f"{where}: this head has no capture section, and layer ids alone do not say "
@@ -50,10 +52,11 @@ def ambiguous(config: Mapping[str, Any], n_layers: int, where: str) -> HeadError
     for key in _KEYS:
         ids = _lookup(config, key)
         if ids is None:
-            lines.append(f"  it has no {key}")
+            default = f", usually {CaptureSpec.eagle3(n_layers)}" if n_layers >= 6 else ""
+            lines.append(f"  it has no {key}: a reader of that key takes its own default layers{default}")
             continue
         lines.append(f"  {key} = {ids!r} would mean:")
-        lines += [f"    {reading}: {', '.join(names)}" for reading, names in _readings(ids, n_layers).items()]
+        lines += [f"    to {reading}" for reading in _readings(ids, n_layers, model_type)]
     return HeadError("\n".join(lines))
 
 
@@ -96,13 +99,13 @@ def _lookup(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _readings(ids: Any, n_layers: int) -> dict[str, list[str]]:
-    """Conventions by what they read, or by why they cannot."""
-    found: dict[str, list[str]] = {}
-    for name, convention in registry().conventions.items():
+def _readings(ids: Any, n_layers: int, model_type: str) -> Iterator[str]:
+    """What each library would read in ``ids`` for a target of this family, or why it cannot."""
+    for library in sorted({convention.library for convention in registry().conventions.values()}):
         try:
-            reading = ", ".join(str(point) for point in convention.to_points(ids, n_layers))
+            convention = convention_for(library, model_type)
+            points = convention.to_points(ids, n_layers)
         except ConventionError as error:
-            reading = f"nothing ({error})"
-        found.setdefault(reading, []).append(name)
-    return found
+            yield f"{library}: {error}"
+        else:
+            yield f"{library} {convention.versions}: {', '.join(map(str, points))}"

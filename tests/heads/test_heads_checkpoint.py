@@ -76,8 +76,7 @@ def test_the_files_columns_stand_in_ascending_depth(target, witness_of, make_hea
 def saved(target, witness_of, make_head, tmp_path):
     spec = CaptureSpec.parse("post.5, post.1, post.3")
     head = make_head(target, spec, fc_norm=True, norm_output=True)
-    report = save_head(head, tmp_path / "head", model=target, witness=witness_of(target, spec))
-    return report
+    return save_head(head, tmp_path / "head", model=target, witness=witness_of(target, spec))
 
 
 def test_config_holds_what_every_reader_needs(target, saved):

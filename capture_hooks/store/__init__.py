@@ -1,15 +1,20 @@
 """Hidden states on disk: writing a dump, resuming it, and reading it through memory maps."""
 
+from .batches import plan_shards
+from .checks import context_length
 from .data import Example, Examples, read_examples
 from .dump import Dump
+from .job import DumpJob, Estimate, write_dump
 from .manifest import Engine, Manifest, Provenance, ShardRecord
 from .shard import ShardTensors, StoredSequence
-from .writer import DumpWriter, plan_shards
+from .writer import DumpWriter
 
 __all__ = [
     "Dump",
+    "DumpJob",
     "DumpWriter",
     "Engine",
+    "Estimate",
     "Example",
     "Examples",
     "Manifest",
@@ -17,6 +22,8 @@ __all__ = [
     "ShardRecord",
     "ShardTensors",
     "StoredSequence",
+    "context_length",
     "plan_shards",
     "read_examples",
+    "write_dump",
 ]

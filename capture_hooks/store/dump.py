@@ -15,7 +15,7 @@ from ..capture.fingerprint import TargetFingerprint
 from ..errors import StoreError
 from ..spec import CaptureSpec
 from .manifest import Manifest
-from .shard import DTYPES, ShardTensors, StoredSequence, file_digest, map_shard
+from .shard import DTYPES, ShardTensors, StoredSequence, check_file, map_shard
 
 
 class Dump(Sequence[StoredSequence]):
@@ -65,7 +65,7 @@ class Dump(Sequence[StoredSequence]):
                 "run the same dump command again to finish it"
             )
         for record in manifest.shards:
-            _check_file(path / record.file, record.bytes, record.sha256 if verify else None)
+            check_file(path / record.file, record.bytes, record.sha256 if verify else None)
         return cls(path, manifest)
 
     def __len__(self) -> int:
@@ -140,20 +140,6 @@ class Dump(Sequence[StoredSequence]):
             target = states[:, first:last]
         return StoredSequence(
             states, target, shard.token_ids[rows], shard.loss_mask[rows], shard.argmax[rows]
-        )
-
-
-def _check_file(path: Path, size: int, sha256: str | None) -> None:
-    try:
-        found = path.stat().st_size
-    except FileNotFoundError:
-        raise StoreError(f"{path} is missing: the dump is damaged; make it again") from None
-    if found != size:
-        raise StoreError(f"{path} is damaged: {found} bytes instead of {size}; make the dump again")
-    if sha256 is not None and (digest := file_digest(path)) != sha256:
-        raise StoreError(
-            f"{path} is damaged: its checksum is {digest[:12]}..., the manifest says {sha256[:12]}...; "
-            "make the dump again"
         )
 
 

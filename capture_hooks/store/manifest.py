@@ -33,6 +33,7 @@ ALIGNMENT: Final = (
     "should learn to predict; argmax[t] is the target's greedy next token after row t, to compare with x[t+1]"
 )
 
+Dtype = Literal["float32", "bfloat16", "float16"]
 Spec = Annotated[
     CaptureSpec,
     PlainValidator(lambda value: value if isinstance(value, CaptureSpec) else CaptureSpec.from_json(value)),
@@ -62,7 +63,7 @@ class Provenance(_Frozen):
     sequences: int = Field(ge=1)
     tokens: int = Field(ge=1)
     template: str | None = Field(
-        None, description="SHA-256 of the chat template that was applied, if one was"
+        default=None, description="SHA-256 of the chat template that was applied, if one was"
     )
 
     def __str__(self) -> str:
@@ -92,18 +93,20 @@ class Manifest(_Frozen):
     """Everything about a dump but its tensors.  All fields except ``shards`` are fixed when it is begun."""
 
     kind: Literal["capture-hooks.dump"] = KIND
-    version: int = Field(VERSION, ge=VERSION, le=VERSION)
+    version: int = Field(default=VERSION, ge=VERSION, le=VERSION)
     alignment: str = ALIGNMENT
     spec: Spec = Field(description="inputs in column order, layers absolute, and the target point")
-    split_boundaries: tuple[int, ...] = Field((), description="boundaries at which the model adds something")
+    split_boundaries: tuple[int, ...] = Field(
+        default=(), description="boundaries at which the model adds something"
+    )
     widths: tuple[int, ...] = Field(min_length=1, description="columns of each input, in order")
     target_width: int = Field(ge=1)
     target_input: int | None = Field(
-        None, description="index of the input that is also the target, if one is"
+        default=None, description="index of the input that is also the target, if one is"
     )
     target_normed: bool = Field(description="whether the target state has passed the final norm")
     fingerprint: TargetFingerprint
-    dtype: Literal["float32", "bfloat16", "float16"]
+    dtype: Dtype
     engine: Engine
     data: Provenance
     shard_tokens: int = Field(

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import StoreError
-from .files import refused, replacing
+from .files import replacing
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _CODES: Final = {
@@ -150,13 +150,31 @@ def map_shard(path: Path) -> ShardTensors:
     return ShardTensors(**tensors)
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
+def check_file(path: Path, size: int, sha256: str | None = None) -> None:
+    """Whether a shard is there, of the recorded size, and (where given) of the recorded checksum.
+
+    Raises:
+        StoreError: it is not.
+    """
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise StoreError(f"{path} is missing: the dump is damaged; make it again") from None
+    if found != size:
+        raise StoreError(f"{path} is damaged: {found} bytes instead of {size}; make the dump again")
+    if sha256 is not None and (digest := _digest(path)) != sha256:
+        raise StoreError(
+            f"{path} is damaged: its checksum is {digest[:12]}..., the manifest says {sha256[:12]}...; "
+            "make the dump again"
+        )
+
+
+def _digest(path: Path) -> str:
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise refused(error, path) from error
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _view(tensor: Tensor) -> memoryview:

@@ -11,7 +11,7 @@ from typing import Self
 from ..errors import StoreError
 from .files import LOCK, UNFINISHED, locked, refused
 from .manifest import MANIFEST, Manifest, ShardRecord
-from .shard import ShardTensors, StoredSequence, write_shard
+from .shard import ShardTensors, StoredSequence, check_file, write_shard
 
 
 class DumpWriter:
@@ -82,6 +82,8 @@ class DumpWriter:
                     f"{self.directory} holds another dump ('here' is that dump, 'there' the request): "
                     f"{'; '.join(problems)}; give another directory, or remove this one"
                 )
+            for record in found.shards:
+                check_file(self.directory / record.file, record.bytes)
             self.manifest = found
         elif there:
             raise StoreError(
@@ -90,20 +92,3 @@ class DumpWriter:
         else:
             self.manifest = self.manifest.model_copy(update={"shards": ()})
             self.manifest.write(self.directory)
-
-
-def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
-    """Which sequences go into which shard: in order, a shard closing before it would exceed ``shard_tokens``.
-
-    A sequence longer than ``shard_tokens`` has a shard to itself.  The plan depends on its arguments alone,
-    so a resumed run continues the same shards.
-    """
-    shards, start, filled = [], 0, 0
-    for index, length in enumerate(lengths):
-        if filled and filled + length > shard_tokens:
-            shards.append(range(start, index))
-            start, filled = index, 0
-        filled += length
-    if start < len(lengths):
-        shards.append(range(start, len(lengths)))
-    return shards

@@ -1,0 +1,80 @@
+"""What must hold of data before it is run, and of states before they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DataError, StoreError
+from .data import Example
+from .manifest import Manifest
+from .shard import ShardTensors
+
+
+def context_length(model: nn.Module) -> int | None:
+    """Tokens a model was made to read; None where its configuration does not say."""
+    config: Any = getattr(model, "config", None)
+    if config is None:
+        return None
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    length = getattr(text, "max_position_embeddings", None)
+    return int(length) if length else None
+
+
+def check_examples(examples: Sequence[Example], vocab_size: int, context: int | None) -> None:
+    """Whether a model can read the data.
+
+    Raises:
+        DataError: a sequence longer than its context, or a token outside its vocabulary.
+    """
+    for example in examples:
+        if context is not None and len(example) > context:
+            raise DataError(
+                f"{example.source}: {len(example)} tokens, but the model's context ends at {context}; "
+                "truncate or skip such sequences (--too-long)"
+            )
+        least, most = int(example.token_ids.min()), int(example.token_ids.max())
+        if least < 0 or most >= vocab_size:
+            raise DataError(
+                f"{example.source}: token ids from {least} to {most} do not fit the model's vocabulary of "
+                f"{vocab_size}; the data was made for another model or tokenizer"
+            )
+
+
+def check_finite(manifest: Manifest, shard: ShardTensors, examples: Sequence[Example], first: int) -> None:
+    """Whether every state of a shard is a number.
+
+    Args:
+        manifest: of the dump.
+        shard: its tensors, already in the dump's dtype.
+        examples: its sequences.
+        first: index of the first of them in the data.
+
+    Raises:
+        StoreError: naming the point, the conversation and the position.
+    """
+    for point, states in _points(manifest, shard):
+        finite = torch.isfinite(states)
+        if bool(finite.all()):
+            continue
+        row, column = (~finite).nonzero()[0].tolist()
+        within = int(torch.searchsorted(shard.starts, row, right=True)) - 1
+        value = float(states[row, column])
+        advice = "check the model's weights and dtype"
+        if manifest.dtype == "float16" and value == value:
+            advice = "float16 ends at 65504: dump in bfloat16 or float32 (--dtype)"
+        raise StoreError(
+            f"{point} is {value} in {manifest.dtype} in conversation {first + within} "
+            f"({examples[within].source}) at position {row - int(shard.starts[within])}, "
+            f"column {column}; {advice}"
+        )
+
+
+def _points(manifest: Manifest, shard: ShardTensors) -> Iterator[tuple[str, Tensor]]:
+    for point, (first, last) in zip(manifest.spec.inputs, manifest.columns, strict=True):
+        yield str(point), shard.states[:, first:last]
+    if shard.target is not None:
+        yield f"target {manifest.spec.target}", shard.target

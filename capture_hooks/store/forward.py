@@ -1,0 +1,163 @@
+"""One forward pass of the target over a padded batch: captured states, and the greedy next tokens.
+
+Sequences are padded on the right and no attention mask is passed: under causal attention nothing before a row
+sees the padding after it, and without a mask attention takes its fastest path and no value is looked at on
+the way, so an accelerator is never waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import CaptureSession, bind
+from ..capture.anatomy import Anatomy
+from ..errors import StoreError
+from ..spec import CaptureSpec
+from .shard import ShardTensors
+
+#: Rows whose logits over the full vocabulary exist at one time.
+LOGIT_ROWS = 512
+#: Tokens of the trial that `Target.check` makes.
+TRIAL_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A batch of B sequences, T columns, on its way to the CPU; call `fill` to wait for it.
+
+    Attributes:
+        states: [B, T, C]; target: [B, T, H] or None where an input is the target; argmax: [n] for the n real
+        tokens, sequence after sequence.
+        lengths: real tokens of each sequence.
+    """
+
+    states: Tensor
+    target: Tensor | None
+    argmax: Tensor
+    lengths: tuple[int, ...]
+    arrived: torch.cuda.Event | None = None
+
+    def fill(self, shard: ShardTensors, starts: Sequence[int]) -> None:
+        """Write each sequence's rows into ``shard`` from its start, cast to the shard's dtype."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        at = 0
+        for row, (start, length) in enumerate(zip(starts, self.lengths, strict=True)):
+            rows = slice(start, start + length)
+            shard.states[rows] = self.states[row, :length]
+            if shard.target is not None:
+                assert self.target is not None
+                shard.target[rows] = self.target[row, :length]
+            shard.argmax[rows] = self.argmax[at : at + length]
+            at += length
+
+
+class Target:
+    """A model bound to a spec, for dumping.
+
+    Raises:
+        SpecError, BindError: the spec does not fit the model.
+        StoreError: the model is in training mode, where dropout would change the states.
+    """
+
+    def __init__(self, model: nn.Module, spec: CaptureSpec, anatomy: Anatomy) -> None:
+        if anatomy.model.training:
+            raise StoreError("the model is in training mode, where dropout changes states; call model.eval()")
+        self.anatomy = anatomy
+        self._model = model
+        self._session = bind(model, spec, target=True, anatomy=anatomy)
+        resolved = spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
+        self.spec = spec.absolute(anatomy.n_layers)
+        self.target_input = (
+            resolved.inputs.index(resolved.target) if resolved.target in resolved.inputs else None
+        )
+        self.target_normed = resolved.target.norm
+        self.device = next(anatomy.embedding.parameters()).device
+        self._whole = _needs_whole_model(model, anatomy, spec)
+
+    @property
+    def session(self) -> CaptureSession:
+        """The capture session; enter it around `capture`."""
+        return self._session
+
+    @torch.inference_mode()
+    def capture(self, sequences: Sequence[Tensor]) -> Captured:
+        """Run the target over sequences of token ids [T] each; the session must be entered."""
+        lengths = tuple(map(len, sequences))
+        batch = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(
+            self.device, non_blocking=True
+        )
+        self._session.clear()
+        argmax = self._argmax(batch, lengths)
+        states = self._session.states
+        grid = batch.shape
+        target = None if self.target_input is not None else states.target.view(*grid, -1)
+        return _to_cpu(states.packed.view(*grid, -1), target, argmax, lengths)
+
+    @torch.inference_mode()
+    def check(self, tokens: Tensor) -> tuple[tuple[int, ...], int]:
+        """Trial run: widths of the inputs and of the target; makes sure that ``argmax`` is the model's own.
+
+        Raises:
+            StoreError: the model's logits are not those of its output layer over its decoder's output.
+        """
+        tokens = tokens[:TRIAL_TOKENS]
+        with self._session:
+            self.capture([tokens])
+            states = self._session.states
+            widths = tuple(span.stop - span.start for span in states.columns.values())
+            target_width = states.target.shape[-1]
+            ours = self._argmax(tokens[None].to(self.device), (len(tokens),)).cpu()
+        logits = self._model(input_ids=tokens[None].to(self.device), use_cache=False).logits[0].float().cpu()
+        best = logits.max(-1).values
+        chosen = logits.gather(-1, ours[:, None])[:, 0]
+        # Equal up to ties that rounding may break either way: far below any gap that wrong wiring makes.
+        wrong = (best - chosen > 0.01 * logits.std(-1)).nonzero().flatten()
+        if len(wrong):
+            at = int(wrong[0])
+            raise StoreError(
+                f"{type(self.anatomy.model).__name__} does not compute its logits from its decoder's output "
+                f"alone: at position {at} its greedy token is {int(logits[at].argmax())}, the output layer over "
+                f"the decoder's output gives {int(ours[at])}; this model cannot be dumped"
+            )
+        return widths, target_width
+
+    def _argmax(self, batch: Tensor, lengths: tuple[int, ...]) -> Tensor:
+        """[n] greedy next token after each real row.  Scaling and soft-capping logits keep their order."""
+        if self._whole:
+            logits = self._model(input_ids=batch, use_cache=False).logits
+            return torch.cat([logits[row, :length].argmax(-1) for row, length in enumerate(lengths)])
+        hidden = self.anatomy.decoder(input_ids=batch, use_cache=False)[0]
+        rows = torch.cat([hidden[row, :length] for row, length in enumerate(lengths)])
+        return torch.cat([self.anatomy.lm_head(chunk).argmax(-1) for chunk in torch.split(rows, LOGIT_ROWS)])
+
+
+def _needs_whole_model(model: nn.Module, anatomy: Anatomy, spec: CaptureSpec) -> bool:
+    """Whether a point lies outside the decoder, or the decoder cannot be called apart (compiled code)."""
+    decoder = set(anatomy.decoder.modules())
+    points = (*spec.inputs, spec.target)
+    outside = any(point.module is not None for point in points) or (
+        anatomy.final_norm is not None and anatomy.final_norm not in decoder
+    )
+    return outside or any(
+        "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()
+    )
+
+
+def _to_cpu(states: Tensor, target: Tensor | None, argmax: Tensor, lengths: tuple[int, ...]) -> Captured:
+    """Start the copies; on CUDA they run behind the kernels already queued, into pinned memory."""
+    tensors = [states, argmax] if target is None else [states, argmax, target]
+    arrived = None
+    if states.device.type == "cuda":
+        copies = [torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True) for t in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # unannotated in torch
+        arrived.record(torch.cuda.current_stream(states.device))
+    else:
+        copies = [tensor.cpu() for tensor in tensors]
+    return Captured(copies[0], None if target is None else copies[2], copies[1], lengths, arrived)

@@ -1,0 +1,183 @@
+"""The speculative decoder: prompt, then rounds of draft, verify, accept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..capture import Anatomy, bind
+from ..errors import DecodingError
+from ..heads.contract import DraftHead
+from . import probe
+from .drafts import TreeShape
+from .fit import check_head, check_length
+from .packed import PackedLinears
+from .request import Request, collect, prepare
+from .run import Drafting, Run
+from .stats import DecodeStats, Round
+from .target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generated answer.
+
+    Attributes:
+        sequences: [1, N+T] prompt and answer, as `model.generate` returns them.
+        tokens: [T] the answer alone.
+        stats: what decoding did.
+    """
+
+    sequences: Tensor
+    tokens: Tensor
+    stats: DecodeStats
+
+
+class SpeculativeDecoder:
+    """Decodes with a target model and a draft head; the output is the target's own.
+
+    Greedy decoding yields the tokens of ``model.generate(do_sample=False)``; sampling follows the
+    target's distribution exactly.  One sequence at a time; not safe for use from several threads.
+
+    Args:
+        model: the target, possibly wrapped.
+        head: a head trained for it.
+        draft_tokens: most tokens drafted per round of a chain; fewer near the end of the answer.
+        tree: draft a dynamic tree of this shape instead of a chain.
+        min_confidence: stop drafting where the head itself gives the draft so far less than this
+            chance of acceptance; 0 drafts ``draft_tokens`` always.  Never changes the output's law.
+        drafting: when sampling, draft the head's most probable tokens (``greedy``) or sample them
+            (``sample``); a tree is always drafted greedily.
+        kernels: ``packed`` verifies through weights repacked for a few rows on a CPU, where measured
+            faster (twice the memory for weights); ``stock`` leaves every kernel as it is.
+        anatomy: the target's parts; None finds them through the installed plugins.
+
+    Raises:
+        DecodingError: where head and target do not fit, or the target cannot be served.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        head: DraftHead,
+        draft_tokens: int = 5,
+        tree: TreeShape | None = None,
+        *,
+        min_confidence: float = 0.0,
+        drafting: Literal["greedy", "sample"] = "sample",
+        kernels: Literal["stock", "packed"] = "stock",
+        anatomy: Anatomy | None = None,
+    ) -> None:
+        if draft_tokens < 1:
+            raise DecodingError(f"draft_tokens must be at least 1, not {draft_tokens}")
+        if not 0 <= min_confidence < 1:
+            raise DecodingError(f"min_confidence is a probability below 1, not {min_confidence}")
+        self.model = model
+        self.head = head
+        self._drafting = Drafting(draft_tokens, tree, min_confidence, sampled=drafting == "sample")
+        capture = bind(model, head.spec, anatomy=anatomy)
+        packed = PackedLinears(capture.anatomy.model) if kernels == "packed" else None
+        self._target = Target(model, capture, packed)
+        check_head(head, capture.anatomy, self._target.state_width())
+        if tree is not None:
+            probe.require_tree(self._target)
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        **arguments: Any,
+    ) -> Generation:
+        """Generate one answer to the prompt ids [N] or [1, N].
+
+        ``arguments`` are those of `model.generate`: ``generation_config``, ``do_sample``, ``temperature``,
+        ``eos_token_id``, ``stopping_criteria`` and so on.
+
+        Raises:
+            DecodingError: for a request that cannot be served losslessly.
+        """
+        request = self._prepare(input_ids, max_new_tokens, arguments)
+        return self._finish(request, list(self._rounds(request, generator)))
+
+    def stream(
+        self,
+        input_ids: Tensor,
+        max_new_tokens: int | None = None,
+        *,
+        generator: torch.Generator | None = None,
+        **arguments: Any,
+    ) -> Iterator[Round]:
+        """As `generate`, yielding each round when done; the first is the prompt's (nothing drafted)."""
+        yield from self._rounds(self._prepare(input_ids, max_new_tokens, arguments), generator)
+
+    def custom_generate(
+        self, *, streamer: Any = None, generator: torch.Generator | None = None
+    ) -> Callable[..., Any]:
+        """A callable for ``model.generate(..., custom_generate=decoder.custom_generate())``.
+
+        A streamer goes here: `generate` does not hand its own ``streamer=`` on to such callables.
+        """
+
+        def decode(
+            model: Any,
+            input_ids: Tensor,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: Any,
+            synced_gpus: bool = False,
+            **model_kwargs: Any,
+        ) -> Any:
+            request = collect(
+                model,
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                synced_gpus,
+                **model_kwargs,
+            )
+            if streamer is not None:
+                streamer.put(input_ids.cpu())
+            rounds = []
+            for step in self._rounds(request, generator):
+                rounds.append(step)
+                if streamer is not None:
+                    for token in step.tokens:
+                        streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                streamer.end()
+            result = self._finish(request, rounds)
+            if not request.return_dict:
+                return result.sequences
+            from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+            return GenerateDecoderOnlyOutput(sequences=result.sequences)  # type: ignore[arg-type]  # it is int64
+
+        return decode
+
+    def _prepare(self, input_ids: Tensor, max_new_tokens: int | None, arguments: dict[str, Any]) -> Request:
+        ids = input_ids[None] if input_ids.ndim == 1 else input_ids
+        if max_new_tokens is not None:
+            arguments["max_new_tokens"] = max_new_tokens
+        return prepare(self.model, ids, **arguments)
+
+    def _rounds(self, request: Request, generator: torch.Generator | None) -> Iterator[Round]:
+        check_length(request, self._target.anatomy)
+        run = Run(self._target, self.head, self._drafting, request, generator)
+        # Each step enters and leaves inference mode itself: a generator must not leave it on for its caller.
+        yield run.prompt()
+        while not run.finished:
+            yield run.round()
+
+    def _finish(self, request: Request, rounds: list[Round]) -> Generation:
+        tokens = torch.tensor(
+            [t for r in rounds for t in r.tokens], dtype=torch.long, device=request.input_ids.device
+        )
+        stats = DecodeStats.of(rounds[1:], prefill_seconds=rounds[0].verify_seconds)
+        return Generation(torch.cat([request.input_ids[0], tokens])[None], tokens, stats)

@@ -1,0 +1,68 @@
+"""Do head, target and request fit together?  Asked before anything is decoded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..capture import Anatomy
+from ..errors import DecodingError
+from ..heads.contract import DraftHead
+from .request import Request
+
+
+def check_head(head: DraftHead, anatomy: Anatomy, width: int) -> None:
+    """Show the head one row of ``width`` captured values and the target's last token id.
+
+    Raises:
+        DecodingError: naming what of head and target disagrees.
+    """
+    if head.target_layers != anatomy.n_layers:
+        raise DecodingError(
+            f"the head was made for a target of {head.target_layers} layers, "
+            f"this model has {anatomy.n_layers}"
+        )
+    ids = head.draft_token_ids
+    if int(ids.max()) >= anatomy.vocab_size:
+        raise DecodingError(
+            f"the head drafts token id {int(ids.max())}, outside this target's vocabulary of "
+            f"{anatomy.vocab_size}"
+        )
+    weight = anatomy.embedding.weight
+    assert isinstance(weight, torch.Tensor)
+    with torch.inference_mode():
+        states = torch.zeros(1, width, dtype=weight.dtype, device=ids.device)
+        last = torch.tensor([anatomy.vocab_size - 1], device=ids.device)
+        try:
+            drafted = head.logits(head.extend(head.new_cache(1), states, last, 0))
+        except (RuntimeError, IndexError) as error:
+            raise DecodingError(
+                f"the head cannot take this target's states ({len(head.spec)} points, {width} values a row, "
+                f"{anatomy.hidden_size} wide) and token ids up to {anatomy.vocab_size - 1}: {error}"
+            ) from error
+    if drafted.shape[-1] != len(ids):
+        raise DecodingError(
+            f"the head gives {drafted.shape[-1]} logits a row but names {len(ids)} draft tokens"
+        )
+
+
+def check_length(request: Request, anatomy: Anatomy) -> None:
+    """Make sure that prompt and answer fit the target's context.
+
+    Raises:
+        DecodingError: with both lengths.
+    """
+    config: Any = anatomy.model.config
+    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    prompt, longest = request.input_ids.shape[1], request.max_length
+    if longest <= prompt:
+        raise DecodingError(f"max_length {longest} leaves no room after a prompt of {prompt} tokens")
+    if context is not None and longest > context:
+        advice = (
+            "shorten the prompt" if prompt >= context else f"ask for at most {context - prompt} new tokens"
+        )
+        raise DecodingError(
+            f"a prompt of {prompt} tokens and up to {longest - prompt} new ones exceed the target's context "
+            f"of {context}: {advice}"
+        )

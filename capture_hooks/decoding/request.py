@@ -1,0 +1,126 @@
+"""What one generation is asked for, with defaults, processors and stops resolved by transformers itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from ..errors import DecodingError
+from .sampling import Choice
+
+#: Arguments `generate` hands on that change nothing here, or that this loop sets itself.
+_IGNORED = {"use_cache", "position_ids", "logits_to_keep", "cache_position"}
+_OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence to generate.
+
+    Attributes:
+        input_ids: [1, N] prompt.
+        max_length: most tokens of prompt and answer together.
+        eos: token ids that end the answer.
+        choice: processors and sampling.
+        criteria: further stopping criteria, asked after every token as `generate` does.
+        return_dict: whether the caller wants a `GenerateDecoderOnlyOutput`.
+    """
+
+    input_ids: Tensor
+    max_length: int
+    eos: frozenset[int]
+    choice: Choice
+    criteria: tuple[StoppingCriteria, ...] = ()
+    return_dict: bool = False
+
+    def stopped(self, ids: Tensor) -> bool:
+        """Whether one of the further criteria ends the answer after ids [1, T]."""
+        return any(bool(criterion(ids, None).any()) for criterion in self.criteria)
+
+
+def collect(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: GenerationConfig,
+    synced_gpus: bool = False,
+    **model_kwargs: Any,
+) -> Request:
+    """A ``custom_generate`` callable that decodes nothing and hands back the resolved request.
+
+    Raises:
+        DecodingError: for anything that cannot be served losslessly.
+    """
+    if input_ids.shape[0] != 1:
+        raise DecodingError(
+            f"speculative decoding serves one sequence at a time, not a batch of {input_ids.shape[0]} "
+            "(num_return_sequences counts too)"
+        )
+    if input_ids.shape[1] == 0:
+        raise DecodingError("the prompt is empty: give at least one token")
+    if synced_gpus:
+        raise DecodingError("synced_gpus=True (a model sharded by FSDP or ZeRO-3) is not supported")
+    mode = generation_config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise DecodingError(
+            f"generation mode {mode.value!r} is not supported: only greedy search and sampling "
+            "of one sequence are (num_beams=1, no assistant, no contrastive search)"
+        )
+    if generation_config.use_cache is False:
+        raise DecodingError("use_cache=False: speculative decoding keeps a key/value cache by its nature")
+    if wanted := [name for name in _OUTPUTS if getattr(generation_config, name, None)]:
+        raise DecodingError(f"{wanted[0]}=True is not supported: rows of rejected drafts would be mixed in")
+    _check_model_arguments(model_kwargs)
+    assert generation_config.max_length is not None  # generate has resolved it
+    eos = getattr(generation_config, "_eos_token_tensor", None)
+    native = (EosTokenCriteria, MaxLengthCriteria)
+    return Request(
+        input_ids=input_ids,
+        max_length=generation_config.max_length,
+        eos=frozenset() if eos is None else frozenset(eos.tolist()),
+        choice=Choice(logits_processor, bool(generation_config.do_sample)),
+        criteria=tuple(c for c in stopping_criteria if not isinstance(c, native)),
+        return_dict=bool(generation_config.return_dict_in_generate),
+    )
+
+
+def prepare(model: Any, input_ids: Tensor, **arguments: Any) -> Request:
+    """Resolve ``model.generate``'s arguments into a request without decoding."""
+    # Without a mask, generate would guess one by looking for the padding token in the prompt.
+    arguments.setdefault("attention_mask", torch.ones_like(input_ids))
+    with torch.no_grad():
+        request = model.generate(input_ids, custom_generate=collect, **arguments)
+    assert isinstance(request, Request)
+    return request
+
+
+def _check_model_arguments(model_kwargs: dict[str, Any]) -> None:
+    for name, value in model_kwargs.items():
+        if value is None or name in _IGNORED:
+            continue
+        if name in ("cache", "past_key_values"):
+            if value.get_seq_length() > 0:
+                raise DecodingError(
+                    f"{name}= already holds {value.get_seq_length()} tokens: continuing from a filled "
+                    "cache is not supported, because the head needs the states of the whole prompt"
+                )
+        elif name == "attention_mask":
+            # generate has already dropped a mask of all ones.
+            if not bool((value == 1).all()):
+                raise DecodingError("attention_mask hides prompt tokens: remove the padding from the prompt")
+        elif name == "token_type_ids" and not bool(value.any()):
+            continue
+        else:
+            raise DecodingError(f"{name}= is not supported by speculative decoding: give token ids only")

@@ -18,7 +18,7 @@ from capture_hooks.errors import DecodingError
 from .layers import StepWeights
 
 #: Rows times keys of one attention call; longer prompts are read in parts.
-_SCORES = 2**24
+SCORES = 2**24
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class DraftCache:
         end = start + rows
         self.keys[layer][:, start:end] = k.transpose(0, 1)
         self.values[layer][:, start:end] = v.transpose(0, 1)
-        part = max(1, _SCORES // end)
+        part = max(1, SCORES // end)
         if rows <= part:
             return self._attend(layer, q, end, mask, start)
         return torch.cat(

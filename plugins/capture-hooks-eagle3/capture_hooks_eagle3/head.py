@@ -135,13 +135,13 @@ class Eagle3Head(Network, DraftHead):
     def _sums(self, batch: TrainBatch, dtype: torch.dtype) -> StepSums:
         config, device = self.config, batch.states.device
         # Elements of one attention block and of one chunk of logits: a core's cache, or a GPU's width.
-        scores, logits = (2**19, 2**20) if device.type == "cpu" else (2**25, 2**26)
+        scores, logits = (2**19, 2**19) if device.type == "cpu" else (2**25, 2**26)
         starts, mask = batch.starts.cpu(), batch.loss_mask.cpu()
         teaching = teaching_rows(mask, starts)
         scored = teaching.nonzero().squeeze(1)
         rows = rows_per_step(scored, starts, config.steps)
         if batch.argmax is None:
-            greedy = self._greedy(batch.target.index_select(0, scored.to(device)), 8 * logits)
+            greedy = self._greedy(batch.target.index_select(0, scored.to(device)), 16 * logits)
         else:
             greedy = batch.argmax.index_select(0, scored.to(device))
         greedy = self._draft_index(greedy)
@@ -156,7 +156,7 @@ class Eagle3Head(Network, DraftHead):
             device,
             context_asks=config.layers > 1,
             score_budget=max(1, scores // self.sizes.heads),
-            chunk=max(1, logits // self.draft_ids.shape[0]),
+            chunk=max(64, logits // self.draft_ids.shape[0]),
         )
         full = self._full_readout(device)
         readout = TargetReadout(self.target_rows, self.target_bias, full.scale, full.softcap, full.norm)
@@ -214,13 +214,15 @@ class Eagle3Head(Network, DraftHead):
         self, cache: DraftCache, h: Tensor, ids: Tensor, positions: Tensor, longest: int, mask: Tensor | None
     ) -> Tensor:
         rows, sizes = h.shape[0], self.sizes
+        if rows == 0:
+            return h
         turning = sizes.heads + sizes.kv_heads
         cos, sin = at(self.rotary.upto(longest, h.device, self.dtype), positions)
         for index, weights in enumerate(cache.weights):
             read, residual = self.read(index, h, self.dtype)
             if index == 0:
                 read = torch.cat([self.embedded(ids, self.dtype), read], -1)
-            qkv = F.linear(read, weights.qkv).view(rows, -1, sizes.head_dim)
+            qkv = F.linear(read, weights.qkv).view(rows, turning + sizes.kv_heads, sizes.head_dim)
             turned = rotate(qkv[:, :turning], cos, sin)
             mixed = cache.attend(
                 index, turned[:, : sizes.heads], turned[:, sizes.heads :], qkv[:, turning:], mask

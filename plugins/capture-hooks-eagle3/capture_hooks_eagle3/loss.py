@@ -102,13 +102,15 @@ class _Loss(torch.autograd.Function):
                 here = slice(piece.start, piece.end)
                 p = _taught(target, teacher, rows, piece)
                 logits = F.linear(hidden[here], weight).to(wide)
-                normaliser = logits.logsumexp(-1)
-                # Each row of p sums to one: -sum(p log_softmax) = logsumexp - p . logits
-                loss[piece.step] += normaliser.sum() - torch.dot(p.flatten(), logits.flatten())
-                hits[piece.step] += (logits.argmax(-1) == _taught(greedy, teacher, rows, piece)).sum()
+                best, choice = logits.max(-1)
+                hits[piece.step] += (choice == _taught(greedy, teacher, rows, piece)).sum()
+                # Each row of p sums to one, so -sum(p log_softmax) = logsumexp - p . logits.
+                dots = torch.dot(p.flatten(), logits.flatten())
+                q = logits.softmax(-1)
+                logsumexp = best - q.gather(-1, choice.unsqueeze(-1)).squeeze(-1).log()
+                loss[piece.step] += logsumexp.sum() - dots
                 if d_hidden is not None:
-                    d_logits = logits.sub_(normaliser.unsqueeze(1)).exp_().sub_(p)
-                    d_hidden[here] = d_logits.to(hidden.dtype) @ weight
+                    d_hidden[here] = q.sub_(p).to(hidden.dtype) @ weight
         ctx.teacher = teacher
         ctx.mark_non_differentiable(hits)
         ctx.save_for_backward(hidden, weight, d_hidden)

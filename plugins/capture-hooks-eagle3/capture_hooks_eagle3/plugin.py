@@ -69,7 +69,7 @@ class Eagle3Provider:
         if "embed_tokens.weight" in tensors and not settings.train_embedding:
             settings = _with_own_embedding(settings, tensors["embed_tokens.weight"], table)
         head = Eagle3Head(settings, spec, anatomy.n_layers, table, readout, ids)
-        head.to(tensors["fc.weight"].dtype)
+        head.to(next((t.dtype for t in tensors.values() if t.is_floating_point()), head.dtype))
         load_tensors(head, tensors, order)
         return head
 

@@ -14,13 +14,19 @@ def readout_of(anatomy: Anatomy, spec: CaptureSpec) -> TargetReadout:
     """The readout of ``spec.target``: ``final_norm``, or the un-normed end of the stream.
 
     Raises:
-        HeadError: the target point is neither, or ``lm_head`` has no plain weight.
+        HeadError: the target point is neither, ``lm_head`` has no plain weight, or the model does more
+            than project, scale and cap.
     """
     site = spec.target.resolve(anatomy.n_layers, anatomy.split_boundaries)
     if not site.norm and site.boundary != anatomy.n_layers:
         raise HeadError(
             f"the target point {spec.target} has no logits: choose final_norm, "
             f"or post.{anatomy.n_layers - 1} (the end of the stream before the norm)"
+        )
+    if anatomy.readout_gap is not None:
+        raise HeadError(
+            f"{type(anatomy.model).__name__}'s logits cannot be computed from {spec.target}: {anatomy.readout_gap}; "
+            "a draft head learns from logits that are a scaled projection of its target point"
         )
     weight, bias = getattr(anatomy.lm_head, "weight", None), getattr(anatomy.lm_head, "bias", None)
     if (

@@ -106,26 +106,22 @@ def reference_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """
     import torch
 
-    y = x.double()
+    y = x.detach().double()
     weight, bias = (getattr(norm, name, None) for name in ("weight", "bias"))
-    epsilon = next(
-        (
-            float(getattr(norm, name))
-            for name in ("eps", "variance_epsilon", "norm_eps")
-            if hasattr(norm, name)
-        ),
-        1e-6,
-    )
-    centred = y - y.mean(-1, keepdim=True)
-    rms = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon)
-    layer = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + epsilon)
-    options = [rms, layer]
-    if weight is not None:
-        w = weight.double()
-        options = [rms * w, rms * (1 + w), layer * w, layer * (1 + w)]
+    named = [float(getattr(norm, a)) for a in ("eps", "variance_epsilon", "norm_eps") if hasattr(norm, a)]
+    options: list[Tensor] = []
+    for epsilon in named[:1] or [1e-5, 1e-6]:  # some norms (OLMo's) hold theirs in code only
+        rms = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + epsilon)
+        centred = y - y.mean(-1, keepdim=True)
+        layer = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + epsilon)
+        if weight is None:
+            options += [rms, layer]
+        else:
+            w = weight.detach().double()
+            options += [rms * w, rms * (1 + w), layer * w, layer * (1 + w)]
     if bias is not None:
-        options = [option + bias.double() for option in options]
-    actual = norm(x).double()
+        options = [option + bias.detach().double() for option in options]
+    actual = norm(x.detach()).detach().double()
     distances = [float((option - actual).abs().max()) for option in options]
     best = min(range(len(options)), key=distances.__getitem__)
     assert distances[best] <= TOLERANCE * float(actual.abs().max()), (

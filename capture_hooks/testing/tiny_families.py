@@ -49,9 +49,102 @@ def _row(model_type: str, **settings: Any) -> Family:
     return Family(model_type, {**_COMMON, **settings})
 
 
+def _grouped(model_type: str, **settings: Any) -> Family:
+    return _row(model_type, **_GROUPED, **settings)
+
+
+def _seeing(model_type: str, text_type: str, *, outer: Mapping[str, Any], **settings: Any) -> Family:
+    text = {**_COMMON, **_GROUPED, **settings, "model_type": text_type}
+    return Family(model_type, text, outer, multimodal=True)
+
+
+_EXPERTS: Final[Mapping[str, Any]] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_MLA: Final[Mapping[str, Any]] = {  # multi-head latent attention
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    **_EXPERTS,
+}
+_VIT: Final[Mapping[str, Any]] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
+_QWEN_VIT: Final[Mapping[str, Any]] = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": HIDDEN,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0, 1],
+}
+_QWEN_TOKENS: Final[Mapping[str, Any]] = {
+    "image_token_id": 260,
+    "video_token_id": 261,
+    "vision_start_token_id": 262,
+    "vision_end_token_id": 263,
+}
+
 FAMILIES: Final[dict[str, Family]] = {
-    "llama": _row("llama", **_GROUPED),
+    "llama": _grouped("llama"),
     "gpt2": _row("gpt2"),
-    "qwen3": _row("qwen3", **_GROUPED, head_dim=8),
-    "gemma2": _row("gemma2", **_GROUPED, head_dim=8, sliding_window=8),
+    "qwen3": _grouped("qwen3", head_dim=8),
+    "gemma2": _grouped("gemma2", head_dim=8, sliding_window=8),
+    "bloom": _row("bloom"),
+    "cohere": _grouped("cohere", logit_scale=0.0625),
+    "deepseek_v2": _row("deepseek_v2", **_MLA),
+    "deepseek_v3": _row("deepseek_v3", **_MLA),
+    "falcon": _row("falcon", new_decoder_architecture=True, num_kv_heads=2),
+    "gemma": _grouped("gemma", head_dim=8),
+    "gemma3": _seeing(
+        "gemma3",
+        "gemma3_text",
+        outer={"vision_config": _VIT, "mm_tokens_per_image": 4, "image_token_index": 260},
+        head_dim=8,
+        sliding_window=8,
+    ),
+    "gemma3_text": _grouped("gemma3_text", head_dim=8, sliding_window=8),
+    "gpt_neox": _row("gpt_neox"),
+    "gpt_oss": _grouped("gpt_oss", head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=8),
+    "gptj": _row("gptj", rotary_dim=4),
+    "granite": _grouped("granite", logits_scaling=6.0, embedding_multiplier=3.0, residual_multiplier=0.5),
+    "llava": _seeing(
+        "llava",
+        "llama",
+        outer={"vision_config": {**_VIT, "model_type": "clip_vision_model"}, "image_token_index": 260},
+    ),
+    "mamba": _row("mamba", state_size=8),
+    "minicpm3": _row("minicpm3", **_MLA, dim_model_base=8, scale_emb=2.0),
+    "mistral": _grouped("mistral", sliding_window=8),
+    "mixtral": _grouped("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    "mpt": _row("mpt"),
+    "olmo": _grouped("olmo"),
+    "olmo2": _grouped("olmo2"),
+    "opt": _row("opt", ffn_dim=48, word_embed_proj_dim=HIDDEN),
+    "opt_350m": _row("opt", ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False),
+    "phi": _grouped("phi"),
+    "phi3": _grouped("phi3"),
+    "qwen2": _grouped("qwen2"),
+    "qwen3_moe": _grouped("qwen3_moe", head_dim=8, num_experts=4, **_EXPERTS),
+    "qwen3_vl": _seeing(
+        "qwen3_vl", "qwen3_vl_text", outer={"vision_config": _QWEN_VIT, **_QWEN_TOKENS}, head_dim=8
+    ),
+    "smollm3": _grouped("smollm3"),
+    "stablelm": _grouped("stablelm"),
+    "starcoder2": _grouped("starcoder2"),
 }

@@ -91,7 +91,9 @@ def _walk(trace: Trace, last: Call, head: Call) -> tuple[Call | None, Tensor, st
         ):
             norm, value, version = step, step.value, step.version_out
             continue
-        others = [t for t in step.inputs if t.ndim >= 3 and t.shape[-1] == value.shape[-1] and not same(t, value)]
+        others = [
+            t for t in step.inputs if t.ndim >= 3 and t.shape[-1] == value.shape[-1] and not same(t, value)
+        ]
         if others:
             raise BindError(
                 f"after its last layer the model feeds {step.name} ({type(step.module).__name__}) the stream together "
@@ -110,7 +112,8 @@ def _measure(skeleton: Skeleton, trace: Trace, end: Tensor, head: Call) -> tuple
     """Scale and soft-cap between ``end`` and the logits, by running on known numbers."""
     body = _body(skeleton, trace, end, head)
     generator = torch.Generator().manual_seed(0)
-    state = torch.randn(end.shape, generator=generator)
+    # Eighths, which every floating-point type holds exactly: some models cast before the projection.
+    state = torch.randint(1, 64, tuple(end.shape), generator=generator) / 8
     width = int(head.value.shape[-1])
     count = BATCH * LENGTH * width
     values = torch.tensor(_GRID).repeat(count // len(_GRID) + 1)[:count].view(BATCH, LENGTH, width)

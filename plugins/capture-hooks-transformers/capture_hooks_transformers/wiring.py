@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 from dataclasses import dataclass
 from typing import Any
@@ -79,26 +80,25 @@ def _remembered(model_class: type[PreTrainedModel], key: _Key) -> Wiring:
 
 
 def _lists(model: PreTrainedModel) -> tuple[str, list[tuple[str, nn.ModuleList]]]:
-    """The decoder's name and its outermost module lists of the config's length.
+    """The decoder's name and its outermost module lists: those of the config's length, else all of them.
 
     ``get_decoder()`` is asked first, so that a vision tower's list never counts; it guesses by attribute names,
     so the base model and the model itself are looked at next.
     """
     n = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
-    seen: list[str] = []
+    fallback: tuple[str, list[tuple[str, nn.ModuleList]]] | None = None
     for decoder in (model.get_decoder(), model.base_model, model):
         name = next((name for name, module in model.named_modules() if module is decoder), None)
-        if name is None:
+        lists = _candidates(name, decoder) if name is not None else []
+        if name is None or not lists:
             continue
-        lists = _candidates(name, decoder)
         fitting = [(list_name, items) for list_name, items in lists if len(items) == n]
         if fitting:
             return name, fitting
-        seen += [f"{list_name} ({len(items)})" for list_name, items in lists]
-    raise BindError(
-        f"{type(model).__name__}: no list of {n} decoder layers (num_hidden_layers of its text config); "
-        f"module lists it has: {', '.join(dict.fromkeys(seen)) or 'none'}"
-    )
+        fallback = fallback or (name, lists)
+    if fallback is not None:
+        return fallback
+    raise BindError(f"{type(model).__name__} has no torch.nn.ModuleList of decoder layers")
 
 
 def _candidates(decoder_name: str, decoder: nn.Module) -> list[tuple[str, nn.ModuleList]]:
@@ -122,7 +122,11 @@ def _understand(
         layers=tuple(f"{name}.{k}" for k in range(len(calls))),
         embedding=_name_of(skeleton.model, skeleton.model.get_input_embeddings(), "get_input_embeddings()"),
         hidden_size=width,
-        split=frozenset(_deepstack_boundaries(skeleton.model.config)),
+        split=frozenset(
+            _deepstack_boundaries(
+                skeleton.model.config, skeleton.model.get_submodule(decoder_name), len(calls)
+            )
+        ),
         readout=follow_readout(skeleton, trace, calls[-1]),
     )
 
@@ -192,11 +196,26 @@ def _version(call: Call) -> int:
     return next(v for t, v in zip(call.inputs, call.versions_in, strict=True) if t is call.stream)
 
 
-def _deepstack_boundaries(config: PretrainedConfig) -> range:
-    """Boundaries 1 … m: visual features are added to what layers 0 … m-1 give (Qwen3-VL's DeepStack)."""
+def _deepstack_boundaries(config: PretrainedConfig, decoder: nn.Module, n_layers: int) -> range:
+    """Boundaries where the decoder adds visual features between layers (DeepStack, arXiv 2406.04334).
+
+    Qwen3-VL adds one set after each of layers 0, 1, …, as many as ``deepstack_visual_indexes`` names levels
+    of the vision tower.  Where a decoder takes such features and its config does not say how many, every
+    boundary between layers counts.
+    """
+    takes = any("deepstack" in name for name in inspect.signature(decoder.forward).parameters)
     vision: Any = getattr(config, "vision_config", None)
-    levels = getattr(vision, "deepstack_visual_indexes", None) or ()
-    return range(1, len(levels) + 1)
+    if not takes or vision is None:
+        return range(0)
+    levels = next(
+        (
+            c.deepstack_visual_indexes
+            for c in (vision, config)
+            if getattr(c, "deepstack_visual_indexes", None)
+        ),
+        None,
+    )
+    return range(1, min(len(levels), n_layers) + 1 if levels is not None else n_layers)
 
 
 def _name_of(model: nn.Module, module: nn.Module | None, what: str) -> str:

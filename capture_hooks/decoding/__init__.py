@@ -1,7 +1,32 @@
 """A head and its target -> tokens: embedded, lossless speculative decoding."""
 
+from importlib.util import find_spec
+
+from ..errors import DecodingError
+
+if find_spec("transformers") is None:
+    raise DecodingError("decoding needs transformers: pip install 'capture-hooks[train]'")
+
 from .decoder import Generation, SpeculativeDecoder
 from .drafts import TreeShape
+from .evaluation import EvalReport, evaluate
+from .identity import Divergence
+from .offline import OfflineAcceptance, offline_acceptance
+from .prompts import Prompt, chat_prompt, read_prompts
 from .stats import DecodeStats, Round
 
-__all__ = ["DecodeStats", "Generation", "Round", "SpeculativeDecoder", "TreeShape"]
+__all__ = [
+    "DecodeStats",
+    "Divergence",
+    "EvalReport",
+    "Generation",
+    "OfflineAcceptance",
+    "Prompt",
+    "Round",
+    "SpeculativeDecoder",
+    "TreeShape",
+    "chat_prompt",
+    "evaluate",
+    "offline_acceptance",
+    "read_prompts",
+]

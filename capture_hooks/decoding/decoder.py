@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,12 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..capture import Anatomy, bind
+from ..capture import Anatomy, bind, find_anatomy
 from ..errors import DecodingError
 from ..heads.contract import DraftHead
 from . import probe
 from .drafts import TreeShape
-from .fit import check_head, check_length
+from .fit import check_head, check_layers, check_length
 from .packed import PackedLinears
 from .request import Request, collect, prepare
 from .run import Drafting, Run
@@ -79,12 +80,36 @@ class SpeculativeDecoder:
         self.model = model
         self.head = head
         self._drafting = Drafting(draft_tokens, tree, min_confidence, sampled=drafting == "sample")
+        anatomy = find_anatomy(model) if anatomy is None else anatomy
+        check_layers(head, anatomy)
         capture = bind(model, head.spec, anatomy=anatomy)
         packed = PackedLinears(capture.anatomy.model) if kernels == "packed" else None
-        self._target = Target(model, capture, packed)
-        check_head(head, capture.anatomy, self._target.state_width())
+        self.target = Target(model, capture, packed)
+        check_head(head, capture.anatomy, self.target.state_width())
         if tree is not None:
-            probe.require_tree(self._target)
+            probe.require_tree(self.target)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        """The target's parts."""
+        return self.target.anatomy
+
+    @property
+    def longest_pass(self) -> int:
+        """Most rows of a verification pass."""
+        shape = self._drafting.tree
+        return 1 + (self._drafting.tokens if shape is None else shape.size)
+
+    def settings(self) -> dict[str, Any]:
+        """How this decoder drafts and verifies, as plain values."""
+        shape = self._drafting.tree
+        return {
+            "draft_tokens": self._drafting.tokens if shape is None else None,
+            "tree": None if shape is None else dataclasses.asdict(shape),
+            "min_confidence": self._drafting.min_confidence,
+            "drafting": "sample" if self._drafting.sampled else "greedy",
+            "kernels": "stock" if self.target.kernels is None else "packed",
+        }
 
     def generate(
         self,
@@ -102,8 +127,8 @@ class SpeculativeDecoder:
         Raises:
             DecodingError: for a request that cannot be served losslessly.
         """
-        request = self._prepare(input_ids, max_new_tokens, arguments)
-        return self._finish(request, list(self._rounds(request, generator)))
+        request = self.prepare(input_ids, max_new_tokens, **arguments)
+        return self._finish(request, list(self.rounds(request, generator)))
 
     def stream(
         self,
@@ -114,7 +139,7 @@ class SpeculativeDecoder:
         **arguments: Any,
     ) -> Iterator[Round]:
         """As `generate`, yielding each round when done; the first is the prompt's (nothing drafted)."""
-        yield from self._rounds(self._prepare(input_ids, max_new_tokens, arguments), generator)
+        yield from self.rounds(self.prepare(input_ids, max_new_tokens, **arguments), generator)
 
     def custom_generate(
         self, *, streamer: Any = None, generator: torch.Generator | None = None
@@ -133,6 +158,11 @@ class SpeculativeDecoder:
             synced_gpus: bool = False,
             **model_kwargs: Any,
         ) -> Any:
+            if model is not self.model and model is not self.anatomy.model:
+                raise DecodingError(
+                    f"this decoder decodes another model than the {type(model).__name__} whose generate was "
+                    "called; make a SpeculativeDecoder for it, with a head of its own"
+                )
             request = collect(
                 model,
                 input_ids,
@@ -145,7 +175,7 @@ class SpeculativeDecoder:
             if streamer is not None:
                 streamer.put(input_ids.cpu())
             rounds = []
-            for step in self._rounds(request, generator):
+            for step in self.rounds(request, generator):
                 rounds.append(step)
                 if streamer is not None:
                     for token in step.tokens:
@@ -161,15 +191,27 @@ class SpeculativeDecoder:
 
         return decode
 
-    def _prepare(self, input_ids: Tensor, max_new_tokens: int | None, arguments: dict[str, Any]) -> Request:
+    def prepare(self, input_ids: Tensor, max_new_tokens: int | None = None, **arguments: Any) -> Request:
+        """Resolve a request once, to be decoded with `rounds` any number of times.
+
+        Raises:
+            DecodingError: for a request that cannot be served losslessly.
+        """
         ids = input_ids[None] if input_ids.ndim == 1 else input_ids
+        if ids.shape[-1] == 0:
+            raise DecodingError("the prompt is empty: give at least one token")
         if max_new_tokens is not None:
             arguments["max_new_tokens"] = max_new_tokens
         return prepare(self.model, ids, **arguments)
 
-    def _rounds(self, request: Request, generator: torch.Generator | None) -> Iterator[Round]:
-        check_length(request, self._target.anatomy)
-        run = Run(self._target, self.head, self._drafting, request, generator)
+    def rounds(self, request: Request, generator: torch.Generator | None = None) -> Iterator[Round]:
+        """Decode a prepared request; the first round is the prompt's.
+
+        Raises:
+            DecodingError: for a prompt and answer longer than the target's context.
+        """
+        check_length(request, self.target.anatomy)
+        run = Run(self.target, self.head, self._drafting, request, generator)
         # Each step enters and leaves inference mode itself: a generator must not leave it on for its caller.
         yield run.prompt()
         while not run.finished:

@@ -12,17 +12,25 @@ from ..heads.contract import DraftHead
 from .request import Request
 
 
-def check_head(head: DraftHead, anatomy: Anatomy, width: int) -> None:
-    """Show the head one row of ``width`` captured values and the target's last token id.
+def check_layers(head: DraftHead, anatomy: Anatomy) -> None:
+    """Make sure that the head was made for a target of this depth.
 
     Raises:
-        DecodingError: naming what of head and target disagrees.
+        DecodingError: with both numbers of layers.
     """
     if head.target_layers != anatomy.n_layers:
         raise DecodingError(
             f"the head was made for a target of {head.target_layers} layers, "
             f"this model has {anatomy.n_layers}"
         )
+
+
+def check_head(head: DraftHead, anatomy: Anatomy, width: int) -> None:
+    """Show the head one row of ``width`` captured values and the target's last token id.
+
+    Raises:
+        DecodingError: naming what of head and target disagrees.
+    """
     ids = head.draft_token_ids
     if int(ids.max()) >= anatomy.vocab_size:
         raise DecodingError(

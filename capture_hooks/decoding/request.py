@@ -63,21 +63,19 @@ def collect(
     Raises:
         DecodingError: for anything that cannot be served losslessly.
     """
-    if input_ids.shape[0] != 1:
-        raise DecodingError(
-            f"speculative decoding serves one sequence at a time, not a batch of {input_ids.shape[0]} "
-            "(num_return_sequences counts too)"
-        )
-    if input_ids.shape[1] == 0:
-        raise DecodingError("the prompt is empty: give at least one token")
-    if synced_gpus:
-        raise DecodingError("synced_gpus=True (a model sharded by FSDP or ZeRO-3) is not supported")
     mode = generation_config.get_generation_mode()
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise DecodingError(
             f"generation mode {mode.value!r} is not supported: only greedy search and sampling "
             "of one sequence are (num_beams=1, no assistant, no contrastive search)"
         )
+    if input_ids.shape[0] != 1:
+        raise DecodingError(
+            f"speculative decoding serves one sequence at a time, not a batch of {input_ids.shape[0]} "
+            "(num_return_sequences counts too)"
+        )
+    if synced_gpus:
+        raise DecodingError("synced_gpus=True (a model sharded by FSDP or ZeRO-3) is not supported")
     if generation_config.use_cache is False:
         raise DecodingError("use_cache=False: speculative decoding keeps a key/value cache by its nature")
     if wanted := [name for name in _OUTPUTS if getattr(generation_config, name, None)]:

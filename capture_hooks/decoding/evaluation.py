@@ -1,0 +1,246 @@
+"""What a head is worth: acceptance, speed against `model.generate` in the same run, and identity."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .decoder import SpeculativeDecoder
+from .identity import Divergence, compare
+from .offline import OfflineAcceptance, offline_acceptance
+from .prompts import Prompt
+from .stats import DecodeStats
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One prompt decoded both ways, seconds by the same clock."""
+
+    plain_tokens: int
+    plain_seconds: float
+    tokens: int
+    seconds: float
+    prefill_seconds: float
+    rounds: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """The result of `evaluate`.
+
+    Attributes:
+        offline: teacher-forced acceptance, None where no prompt had an answer.
+        stats: acceptance while decoding greedily.
+        timings: one entry per prompt.
+        divergences: prompts whose answer was not `model.generate`'s, excused or not.
+        settings: how it was decoded.
+    """
+
+    offline: OfflineAcceptance | None
+    stats: DecodeStats
+    timings: tuple[Timing, ...]
+    divergences: tuple[Divergence, ...]
+    settings: dict[str, Any]
+
+    @property
+    def prompts(self) -> int:
+        return len(self.timings)
+
+    @property
+    def identical(self) -> int:
+        """Prompts whose answer is token for token that of `model.generate`."""
+        return self.prompts - len(self.divergences)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every divergence lies below the target's own numerical noise."""
+        return all(divergence.excused for divergence in self.divergences)
+
+    @property
+    def plain_tokens_per_second(self) -> float:
+        """`model.generate`, prompt included."""
+        return sum(t.plain_tokens for t in self.timings) / sum(t.plain_seconds for t in self.timings)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Speculative decoding, prompt included."""
+        return sum(t.tokens for t in self.timings) / sum(t.seconds for t in self.timings)
+
+    @property
+    def speedup(self) -> float:
+        """Ratio of the two rates."""
+        return self.tokens_per_second / self.plain_tokens_per_second
+
+    @property
+    def speedup_interval(self) -> tuple[float, float] | None:
+        """95 % interval of the speed-up, from the spread over prompts; None for fewer than 3."""
+        logs = [math.log((t.tokens / t.seconds) / (t.plain_tokens / t.plain_seconds)) for t in self.timings]
+        if len(logs) < 3:
+            return None
+        middle, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+        # Two standard errors, widened for few prompts as Student's t is (within 2 % of it from 3 on).
+        reach = error * (1.96 + 2.4 / (len(logs) - 1) + 4.3 / (len(logs) - 1) ** 2)
+        return math.exp(middle - reach), math.exp(middle + reach)
+
+    @property
+    def step_seconds(self) -> float:
+        """Cost of one plain decoding step, the prompt's pass taken out."""
+        steps = sum(t.plain_tokens - 1 for t in self.timings)
+        seconds = sum(t.plain_seconds - t.prefill_seconds for t in self.timings)
+        return seconds / steps if steps else float("nan")
+
+    @property
+    def round_seconds(self) -> float:
+        """Cost of one speculative round, the prompt's pass taken out."""
+        rounds = sum(t.rounds for t in self.timings)
+        seconds = sum(t.seconds - t.prefill_seconds for t in self.timings)
+        return seconds / rounds if rounds else float("nan")
+
+    @property
+    def break_even(self) -> float:
+        """Acceptance length at which speculation costs what plain decoding does: a round over a step."""
+        return self.round_seconds / self.step_seconds
+
+    def table(self) -> list[tuple[str, str]]:
+        """The report as rows of label and value, for a terminal."""
+        stats, depth = self.stats, len(self.stats.reached)
+        rows = []
+        if self.offline is not None:
+            rows.append(("offline acceptance (teacher-forced)", _shares(self.offline.acceptance)))
+        rows.append((f"acceptance decoding, positions 1-{depth}", _shares(stats.conditional_acceptance)))
+        rows.append(("mean acceptance length", f"{stats.acceptance_length:.2f} tokens a round"))
+        rows.append(("break-even acceptance length", f"{self.break_even:.2f} (cost of a round / plain step)"))
+        rows.append(("tokens/s, model.generate", f"{self.plain_tokens_per_second:.1f}"))
+        spread = self.speedup_interval
+        between = "" if spread is None else f", 95 % between {spread[0]:.2f} and {spread[1]:.2f}"
+        rows.append(("tokens/s, speculative", f"{self.tokens_per_second:.1f} ({self.speedup:.2f}x{between})"))
+        rows.append(("identical", f"{self.identical}/{self.prompts}"))
+        for divergence in self.divergences:
+            rows.append((f"  differs: {divergence.source}", str(divergence)))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; NaN becomes null."""
+        return {
+            "settings": self.settings,
+            "offline": None if self.offline is None else self.offline.to_json(),
+            "decoding": self.stats.to_json(),
+            "prompts": self.prompts,
+            "identical": self.identical,
+            "lossless": self.lossless,
+            "divergences": [divergence.to_json() for divergence in self.divergences],
+            "tokens_per_second": _number(self.tokens_per_second),
+            "plain_tokens_per_second": _number(self.plain_tokens_per_second),
+            "speedup": _number(self.speedup),
+            "speedup_interval": self.speedup_interval,
+            "step_seconds": _number(self.step_seconds),
+            "round_seconds": _number(self.round_seconds),
+            "break_even": _number(self.break_even),
+        }
+
+
+def evaluate(
+    decoder: SpeculativeDecoder,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 128,
+    clock: Callable[[], float] = time.perf_counter,
+    on_progress: Callable[[str, int, int], None] | None = None,
+) -> EvalReport:
+    """Decode prompts greedily both ways, one after the other, and compare.
+
+    Plain decoding is `model.generate(do_sample=False)`.  Which of the two goes first alternates, so that a
+    machine that slows down or speeds up favours neither.
+
+    Args:
+        decoder: the decoder to evaluate.
+        prompts: what to decode; answered ones also give offline acceptance.
+        max_new_tokens: most tokens of an answer.
+        clock: seconds; `time.process_time` on one thread is blind to other load on the machine.
+        on_progress: called with what is being done, how many are done and how many there are.
+
+    Raises:
+        DecodingError: for a prompt that does not fit the context.
+        DataError: for no prompts.
+    """
+    report = on_progress or (lambda what, done, total: None)
+    answered = [
+        (p.answered, p.loss_mask) for p in prompts if p.answered is not None and p.loss_mask is not None
+    ]
+    offline = None
+    if answered:
+        offline = offline_acceptance(
+            decoder.model,
+            decoder.head,
+            answered,
+            anatomy=decoder.anatomy,
+            on_progress=lambda done: report("offline", done, len(answered)),
+        )
+    stats, timings, divergences = DecodeStats(), [], []
+    _warm_up(decoder, prompts[0])
+    for at, prompt in enumerate(prompts):
+        timing, ours, reference, one = _both(decoder, prompt, max_new_tokens, clock, plain_first=at % 2 == 0)
+        stats += one
+        timings.append(timing)
+        parted = compare(
+            decoder.target, prompt.token_ids, ours, reference, decoder.longest_pass, prompt.source
+        )
+        if parted is not None:
+            divergences.append(parted)
+        report("decoding", at + 1, len(prompts))
+    settings = {**decoder.settings(), "max_new_tokens": max_new_tokens, "threads": torch.get_num_threads()}
+    return EvalReport(offline, stats, tuple(timings), tuple(divergences), settings)
+
+
+def _both(
+    decoder: SpeculativeDecoder,
+    prompt: Prompt,
+    new: int,
+    clock: Callable[[], float],
+    plain_first: bool,
+) -> tuple[Timing, Tensor, Tensor, DecodeStats]:
+    ids = prompt.token_ids[None].to(decoder.target.device)
+
+    def plain() -> tuple[Tensor, float]:
+        start = clock()
+        out = decoder.model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new
+        )
+        answer: Tensor = out[0, ids.shape[1] :].cpu()  # waits for the device
+        return answer, clock() - start
+
+    first = plain() if plain_first else None
+    start = clock()
+    rounds = []
+    prefill = 0.0
+    for step in decoder.stream(ids, new, do_sample=False):
+        rounds.append(step)
+        if len(rounds) == 1:
+            prefill = clock() - start
+    seconds = clock() - start
+    reference, plain_seconds = first or plain()
+    ours = torch.tensor([token for step in rounds for token in step.tokens])
+    timing = Timing(len(reference), plain_seconds, len(ours), seconds, prefill, len(rounds) - 1)
+    return timing, ours, reference, DecodeStats.of(rounds[1:], rounds[0].verify_seconds)
+
+
+def _warm_up(decoder: SpeculativeDecoder, prompt: Prompt) -> None:
+    """First calls allocate, pick kernels and compile; they are nobody's speed."""
+    ids = prompt.token_ids[None].to(decoder.target.device)
+    decoder.generate(ids, 4, do_sample=False)
+    decoder.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=2)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _shares(values: Sequence[float]) -> str:
+    return " ".join(f"{value:.2f}" for value in values) or "-"

@@ -31,7 +31,7 @@ class Eagle3Config:
         layers: decoder layers; layer 0 attends on ``[embedding, hidden]``, the others are Llama's.
         heads, kv_heads, head_dim: attention shape; query heads share key/value heads in groups.
         intermediate_size: width of the SwiGLU MLP.
-        rms_norm_eps: epsilon of every norm.
+        rms_norm_eps: epsilon of every norm; 1e-6 for a target that names none.
         rope: RoPE settings as transformers writes them (``rope_type``, ``rope_theta``, ...).  A
             target without RoPE gives the head ``default`` with theta 10000, RoPE's original value.
         max_position_embeddings: longest sequence the head is meant for.
@@ -178,8 +178,9 @@ def _norm_eps(config: Any) -> float:
 def _rope(config: Any) -> dict[str, Any]:
     """The target's RoPE settings; those of its full-attention layers where they differ by layer."""
     settings = getattr(config, "rope_parameters", None) or {}
-    if isinstance(settings.get("full_attention"), Mapping):
-        settings = settings["full_attention"]
+    by_kind = [value for value in settings.values() if isinstance(value, Mapping)]
+    if by_kind:
+        settings = settings.get("full_attention", by_kind[0])
     rope = {
         key: value for key, value in settings.items() if key not in ("mrope_section", "partial_rotary_factor")
     }

@@ -110,6 +110,13 @@ class Eagle3Head(Network, DraftHead):
             self._target = (_frozen(self._target[0], device),)
         return self._target[0]
 
+    def _draft_readout(self, device: torch.device, dtype: torch.dtype) -> TargetReadout:
+        """The target's readout over the draft vocabulary, in its own type or in the autocast one."""
+        full, rows, bias = self._full_readout(device), self.target_rows, self.target_bias
+        if dtype != self.dtype:
+            rows, bias = rows.to(dtype), None if bias is None else bias.to(dtype)
+        return TargetReadout(rows, bias, full.scale, full.softcap, full.norm)
+
     @torch.no_grad()
     def _greedy(self, states: Tensor, budget: int) -> Tensor:
         """[R] the target's greedy tokens after states [R, H], ``budget`` logits at a time."""
@@ -124,8 +131,8 @@ class Eagle3Head(Network, DraftHead):
     def forward(self, batch: TrainBatch) -> StepSums:
         """Training-time-test sums; see the class for the objective.
 
-        Multiplies in the autocast dtype where autocast is on, else in the weights' own; norms,
-        softmaxes and the loss are at least float32.
+        Matrices (the target's rows too) multiply in the autocast dtype where autocast is on, else in
+        their own; norms, softmaxes and the loss are at least float32.
         """
         kind = batch.states.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.dtype
@@ -158,8 +165,7 @@ class Eagle3Head(Network, DraftHead):
             score_budget=max(1, scores // self.sizes.heads),
             chunk=max(64, logits // self.draft_ids.shape[0]),
         )
-        full = self._full_readout(device)
-        readout = TargetReadout(self.target_rows, self.target_bias, full.scale, full.softcap, full.norm)
+        readout = self._draft_readout(device, dtype)
         teacher = Teacher(batch.target.index_select(0, plan.targets), readout, greedy, plan)
         hidden = step_outputs(self, batch.states, batch.token_ids, plan, dtype)
         loss, hits = soft_target_loss(hidden, self.lm_head.weight.to(dtype), teacher)

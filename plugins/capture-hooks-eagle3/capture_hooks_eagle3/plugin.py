@@ -1,105 +1,23 @@
-"""Entry point: contributes the ``eagle3`` head."""
+"""Entry point: contributes the ``eagle3`` head.
+
+Loaded by every command line, so it imports no torch; the provider does, when heads are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from capture_hooks import hookimpl
-from capture_hooks.capture.anatomy import Anatomy
-from capture_hooks.errors import HeadError
-from capture_hooks.heads.contract import HeadProvider, TargetReadout
-from capture_hooks.spec import CaptureSpec
 
-from .checkpoint import draft_ids, load_tensors, read_config
-from .config import Eagle3Config
-from .head import Eagle3Head
-from .start import start_from_target
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
-
-class Eagle3Provider:
-    """Makes and loads `Eagle3Head`."""
-
-    name = "eagle3"
-    config_type: type = Eagle3Config
-
-    def create(
-        self,
-        config: Eagle3Config,
-        spec: CaptureSpec,
-        anatomy: Anatomy,
-        readout: TargetReadout,
-        draft_token_ids: Tensor,
-    ) -> Eagle3Head:
-        """A fresh head: random weights (torch's global generator), then the start that ``config`` describes.
-
-        Raises:
-            HeadError: for settings that contradict the target or each other.
-        """
-        table = _embedding_table(anatomy)
-        head = Eagle3Head(config.filled(anatomy), spec, anatomy.n_layers, table, readout, draft_token_ids)
-        start_from_target(head, config, anatomy, readout)
-        return head
-
-    def restore(
-        self,
-        tensors: Mapping[str, Tensor],
-        config: Mapping[str, Any],
-        spec: CaptureSpec,
-        order: Sequence[int],
-        anatomy: Anatomy,
-        readout: TargetReadout,
-    ) -> Eagle3Head:
-        """The head that `Eagle3Head.export` wrote, in the file's precision, or another library's raw head.
-
-        Raises:
-            HeadError: for missing, misshapen or contradictory tensors and fields.
-        """
-        settings = read_config(config)
-        table = _embedding_table(anatomy)
-        if (found := config.get("hidden_size")) != table.shape[1]:
-            raise HeadError(
-                f"eagle3: config.json has hidden_size = {found}; the target's is {table.shape[1]}"
-            )
-        ids = draft_ids(tensors, int(config["draft_vocab_size"]), readout.weight.shape[0])
-        if "embed_tokens.weight" in tensors and not settings.train_embedding:
-            settings = _with_own_embedding(settings, tensors["embed_tokens.weight"], table)
-        head = Eagle3Head(settings, spec, anatomy.n_layers, table, readout, ids)
-        head.to(next((t.dtype for t in tensors.values() if t.is_floating_point()), head.dtype))
-        load_tensors(head, tensors, order)
-        return head
-
-
-def _with_own_embedding(settings: Eagle3Config, own: Tensor, table: Tensor) -> Eagle3Config:
-    """A file that carries an embedding: the target's own again is ignored, another one is kept."""
-    if own.shape != table.shape:
-        raise HeadError(
-            f"eagle3: embed_tokens.weight is {list(own.shape)} in the file; "
-            f"the target's embedding is {list(table.shape)}"
-        )
-    same = torch.equal(own.to(table.device, table.dtype), table)
-    return settings if same else replace(settings, train_embedding=True)
-
-
-def _embedding_table(anatomy: Anatomy) -> Tensor:
-    weight = getattr(anatomy.embedding, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise HeadError(
-            f"eagle3: the target's embedding ({type(anatomy.embedding).__name__}) has no [V, H] weight"
-        )
-    if weight.shape[1] != anatomy.hidden_size:
-        raise HeadError(
-            f"eagle3: the target's embedding is {weight.shape[1]} wide and its stream {anatomy.hidden_size}; "
-            "an EAGLE-3 head needs them equal"
-        )
-    return weight.detach()
+    from capture_hooks.heads.contract import HeadProvider
 
 
 @hookimpl
 def capture_hooks_heads() -> Sequence[HeadProvider]:
     """The EAGLE-3 / 3.1 head."""
+    from .provider import Eagle3Provider
+
     return [Eagle3Provider()]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from capture_hooks_eagle3 import Eagle3Config, Eagle3Head
-from capture_hooks_eagle3.plugin import Eagle3Provider
+from capture_hooks_eagle3.provider import Eagle3Provider
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn

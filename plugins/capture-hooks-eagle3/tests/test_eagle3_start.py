@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from capture_hooks_eagle3 import Eagle3Config, Eagle3Head
-from capture_hooks_eagle3.plugin import Eagle3Provider, capture_hooks_heads
+from capture_hooks_eagle3.plugin import capture_hooks_heads
+from capture_hooks_eagle3.provider import Eagle3Provider
 from capture_hooks_eagle3.rope import RotaryTable, inverse_frequencies
 from capture_hooks_eagle3.start import norm_gain
 from torch import Tensor, nn

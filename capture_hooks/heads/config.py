@@ -89,7 +89,9 @@ def compose(
     target = text_config(anatomy)
     dtype = str(next(t.dtype for t in tensors.values() if t.is_floating_point())).removeprefix("torch.")
     document: dict[str, Any] = {
-        **{name: fields[name] for name in REQUIRED},
+        # A top-level `norm_output: false` reads "no norm at all" to SpecForge 0.2.0, and leaving it out reads
+        # "false" to SGLang and vLLM; so false is said only in `eagle_config`.
+        **{name: fields[name] for name in REQUIRED if name != "norm_output" or fields[name]},
         **_rope(fields),
         # Only to name them: a server takes its stop tokens from the target.
         "bos_token_id": getattr(target, "bos_token_id", None),
@@ -109,9 +111,12 @@ def compose(
             "use_aux_hidden_state": True,
             "eagle_aux_hidden_state_layer_ids": sglang_ids(by_engine["sglang"]),
             "norm_before_fc": fields["norm_before_fc"],
+            "norm_output": fields["norm_output"],
         },
     }
-    document |= {name: value for name, value in fields.items() if name not in document}
+    document |= {
+        name: value for name, value in fields.items() if name not in document and name not in REQUIRED
+    }
     return document | {"capture": section.model_dump(mode="json")}
 
 

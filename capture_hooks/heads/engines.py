@@ -61,10 +61,12 @@ def statements(
     """State for each engine whether it is right, from the points in file order and the head's own fields."""
     sglang = _sglang_limits(len(points), fields, tensors)
     vllm = _vllm_limits(fields, tensors)
+    served = _served("sglang", SGLANG_KEY, points, n_layers, model_type, split, sglang)
     return (
         EngineStatement(engine="embedded", versions=f"capture-hooks {version}"),
-        _served("sglang", SGLANG_KEY, points, n_layers, model_type, split, sglang),
+        served,
         _served("vllm", VLLM_KEY, points, n_layers, model_type, split, vllm),
+        _read_by_specforge(served, points, fields),
     )
 
 
@@ -72,7 +74,7 @@ def sglang_ids(statement: EngineStatement) -> Any:
     """The nested value: the ids, or an object at which every SGLang 0.5.23 setter raises.
 
     ``set_eagle3_layers_to_capture`` iterates, indexes ``[0]`` or takes ``max``: over an object with one
-    text key, each ends in a TypeError or KeyError at start-up that shows the text.
+    text key, each ends in a TypeError or KeyError at start-up; the key says why.
     """
     return statement.ids if statement.right else {_refusal(statement): 0}
 
@@ -108,6 +110,32 @@ def _served(
         convention=told.convention.name,
         key=key,
         ids=None if excluded else told.ids,
+        excluded=excluded,
+    )
+
+
+def _read_by_specforge(
+    sglang: EngineStatement, points: Sequence[Point], fields: Mapping[str, Any]
+) -> EngineStatement:
+    """SpecForge 0.2.0 trains on: it captures through SGLang, by the same key.
+
+    What its ``specforge/modeling/draft/llama3_eagle.py`` and ``algorithms/model_providers.py`` do not do.
+    """
+    excluded = [f"it captures through SGLang, where {why}" for why in sglang.excluded]
+    if len(points) != 3:
+        excluded.append(f"it takes exactly three inputs, not {len(points)}")
+    if fields.get("num_hidden_layers", 1) != 1:
+        excluded.append("its draft has one layer")
+    if fields.get("norm_before_fc"):
+        excluded.append("it has no norm over the whole input")
+    if fields.get("norm_output"):
+        excluded.append("it feeds back the un-normed output")
+    return EngineStatement(
+        engine="specforge",
+        versions="0.2.0",
+        convention=sglang.convention,
+        key=sglang.key,
+        ids=None if excluded else sglang.ids,
         excluded=excluded,
     )
 

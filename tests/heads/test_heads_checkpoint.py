@@ -103,6 +103,7 @@ def test_config_holds_what_every_reader_needs(target, saved):
         "use_aux_hidden_state": True,
         "eagle_aux_hidden_state_layer_ids": [1, 3, 5],
         "norm_before_fc": False,
+        "norm_output": True,
     }
     section = config["capture"]
     assert section["spec"]["inputs"] == ["post.5", "post.1", "post.3"]
@@ -114,6 +115,16 @@ def test_config_holds_what_every_reader_needs(target, saved):
         ("sglang", "0.5.23"),
         ("vllm", "0.33.0"),
     }
+
+
+def test_an_un_normed_output_is_not_said_at_the_top(target, witness_of, make_head, tmp_path):
+    """SpecForge 0.2.0 would take it for "no norm before lm_head"."""
+    spec = CaptureSpec.parse("post.1, post.3")
+    save_head(make_head(target, spec), tmp_path / "head", model=target, witness=witness_of(target, spec))
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert "norm_output" not in config
+    assert config["eagle_config"]["norm_output"] is False
+    assert load_head(tmp_path / "head", target).config.norm_output is False
 
 
 def test_tensors_carry_the_fields_names(saved):
@@ -150,7 +161,7 @@ def test_the_report_says_who_is_excluded_and_why(target, witness_of, make_head, 
     spec = CaptureSpec.parse("embed, post.3")
     head = make_head(target, spec, norm_before_residual=True)
     report = save_head(head, tmp_path / "head", model=target, witness=witness_of(target, spec))
-    assert [statement.engine for statement in report.excluded] == ["sglang"]
+    assert [statement.engine for statement in report.excluded] == ["sglang", "specforge"]
     assert "norm_before_residual" in str(report)
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     assert config["eagle_aux_hidden_state_layer_ids"] == [0, 4]
@@ -159,7 +170,7 @@ def test_the_report_says_who_is_excluded_and_why(target, witness_of, make_head, 
     assert inspect_head(tmp_path / "head").engines == report.engines
 
 
-@pytest.mark.parametrize("family", tiny.families())
+@pytest.mark.parametrize("family", ["gpt2", "qwen3", "gemma3", "deepseek_v3", "gpt_oss", "cohere"])
 def test_targets_of_many_families(family, witness_of, make_head, tmp_path):
     model = tiny.model(family)
     spec = CaptureSpec.parse("post.1, embed")

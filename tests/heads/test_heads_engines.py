@@ -64,6 +64,15 @@ def test_ids_follow_the_family():
             "input_layernorm",
         ),
         ({"text": "post.2, post.5", "tensors": {"fc.bias": torch.ones(4)}}, "vllm", "no bias"),
+        ({"text": "post.2, post.5"}, "specforge", "exactly three inputs, not 2"),
+        ({"text": "embed, post.2, post.5"}, "specforge", "captures through SGLang, where sglang.llama"),
+        ({"text": "post.1, post.2, post.5", "fields": {"num_hidden_layers": 2}}, "specforge", "one layer"),
+        (
+            {"text": "post.1, post.2, post.5", "fields": {"norm_output": True}},
+            "specforge",
+            "un-normed output",
+        ),
+        ({"text": "post.1, post.2, post.5", "fields": {"norm_before_fc": True}}, "specforge", "whole input"),
         (
             {"text": "post.2, post.5", "tensors": {"embed_tokens.weight": torch.ones(4)}},
             "sglang",
@@ -77,7 +86,8 @@ def test_what_an_engine_cannot_do_excludes_it_and_leaves_it_no_ids(request_, eng
     assert not by[engine].right
     assert why in "; ".join(by[engine].excluded)
     assert by[engine].ids is None
-    assert why in str(sglang_ids(by[engine]) if engine == "sglang" else vllm_ids(by[engine]))
+    if engine in ("sglang", "vllm"):
+        assert why in str(sglang_ids(by[engine]) if engine == "sglang" else vllm_ids(by[engine]))
 
 
 def test_one_input_is_right_where_fc_is_the_identity():
@@ -87,7 +97,7 @@ def test_one_input_is_right_where_fc_is_the_identity():
 def test_norms_under_both_names_are_right_everywhere():
     gain = torch.ones(4)
     by = stated(
-        "post.5, post.6",
+        "post.4, post.5, post.6",
         tensors={"layers.1.hidden_norm.weight": gain, "layers.1.input_layernorm.weight": gain},
     )
     assert all(statement.right for statement in by.values())

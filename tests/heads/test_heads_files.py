@@ -2,9 +2,8 @@
 
 import json
 import os
+import resource
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -103,49 +102,53 @@ def test_no_permission_is_one_line():
         assert not list(locked.iterdir())
 
 
-_FULL = """
-import resource, signal, sys
-from pathlib import Path
-import torch
-from capture_hooks.heads import files
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-try:
-    with files.writing(Path(sys.argv[1]), True) as fresh:
-        files.write_tensors(fresh / files.WEIGHTS, {"w": torch.zeros(100_000)}, {})
-except files.HeadError as error:
-    print(error)
-"""
+def in_child(task):
+    """Run ``task`` in a forked process; its wait status, and what it returned as text."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write_end, str(task()).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read().decode()
+    return os.waitpid(child, 0)[1], said
 
 
 def test_a_full_disk_is_one_line_and_the_old_head_stays(tmp_path):
+    def fill():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            with files.writing(tmp_path / "head", True) as fresh:
+                files.write_tensors(fresh / files.WEIGHTS, {"w": torch.zeros(100_000)}, {})
+        except HeadError as error:
+            return error
+
     write(tmp_path / "head")
-    done = subprocess.run(
-        [sys.executable, "-c", _FULL, str(tmp_path / "head")], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.startswith(f"the head cannot be saved to {tmp_path / 'head'}: ")
-    assert done.stdout.count("\n") == 1
+    _, said = in_child(fill)
+    assert said.startswith(f"the head cannot be saved to {tmp_path / 'head'}: ")
+    assert "\n" not in said
     assert files.read_config(tmp_path / "head") == {"number": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["head"]
 
 
-_KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-from capture_hooks.heads import files
-with files.writing(Path(sys.argv[1]), True) as fresh:
-    files.write_tensors(fresh / files.WEIGHTS, {"w": torch.zeros(10)}, {})
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+@pytest.mark.parametrize("before", [True, False])
+def test_a_killed_save_leaves_the_old_head_or_none(tmp_path, before):
+    def die():
+        with files.writing(tmp_path / "head", True) as fresh:
+            files.write_tensors(fresh / files.WEIGHTS, {"w": torch.zeros(10)}, {})
+            os.kill(os.getpid(), signal.SIGKILL)
 
-
-def test_a_killed_save_leaves_no_head(tmp_path):
-    done = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path / "head")], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert not (tmp_path / "head").exists()
-    write(tmp_path / "head")
-    assert files.read_config(tmp_path / "head") == {"number": 1}
+    if before:
+        write(tmp_path / "head")
+    status, _ = in_child(die)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    assert (tmp_path / "head").exists() == before
+    write(tmp_path / "head", number=3, overwrite=True)
+    assert files.read_config(tmp_path / "head") == {"number": 3}
 
 
 @pytest.mark.parametrize("kept", [0, 5, 12, 60, -1])

@@ -31,7 +31,7 @@ def raw(target, witness_of, make_head, tmp_path):
         "eagle3_training",
     ):
         config.pop(name)
-    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "head_dim"):
+    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "head_dim"):
         config.pop(name)
     config.pop("eagle_aux_hidden_state_layer_ids")
     (place / "config.json").write_text(json.dumps(config))

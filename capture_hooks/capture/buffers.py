@@ -7,6 +7,8 @@ those on another device than the packed one, and those of a first forward in whi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -14,8 +16,6 @@ from ..errors import CaptureError
 from .plan import Plan
 from .rows import Forward
 
-#: Stands for the view of a state that is already there.
-TAKEN = torch.empty(0)
 #: Stands for the view of a state in a forward for which no packed tensor could be made yet.
 UNKNOWN = torch.empty(0)
 
@@ -26,6 +26,13 @@ class Widths:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._known = [tap.width for tap in plan.taps]
+        #: Whether every width is known.
+        self.complete = False
+        #: Widths of the inputs in spec order, once all are known.
+        self.inputs: list[int] = []
+        #: Width of a target captured apart; None when there is none or it is unknown.
+        self.target: int | None = None
+        self._note()
 
     def learn(self, index: int, state: Tensor) -> None:
         """Take a state's width, or check it.
@@ -37,6 +44,7 @@ class Widths:
         known = self._known[index]
         if known is None:
             self._known[index] = width
+            self._note()
         elif known != width:
             tap = self._plan.taps[index]
             raise CaptureError(
@@ -44,24 +52,32 @@ class Widths:
                 f"{known} was expected; this point is not of the stream's width in this model"
             )
 
-    @property
-    def inputs(self) -> list[int] | None:
-        """Widths of the inputs in spec order; None while one is unknown."""
-        known = [w for w in self._known[: self._plan.n_inputs] if w is not None]
-        return known if len(known) == self._plan.n_inputs else None
-
-    @property
-    def target(self) -> int | None:
-        """Width of a target captured apart; None when there is none or it is unknown."""
-        return self._known[self._plan.n_inputs] if len(self._known) > self._plan.n_inputs else None
+    def _note(self) -> None:
+        known, n = [w for w in self._known if w is not None], self._plan.n_inputs
+        self.complete = len(known) == len(self._known)
+        if self.complete:
+            self.inputs, self.target = known[:n], known[n] if len(known) > n else None
 
     def columns(self) -> dict[str, slice]:
         """Columns of each input in the packed tensor."""
         at, columns = 0, {}
-        for point, width in zip(self._plan.spec.inputs, self.inputs or (), strict=True):
+        for point, width in zip(self._plan.spec.inputs, self.inputs, strict=True):
             columns[str(point)] = slice(at, at + width)
             at += width
         return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What fresh memory looks like: tensors of one number each, expanded.
+
+    Kept from forward to forward, since describing a tensor anew costs more than making it.
+    """
+
+    grid: tuple[int, ...]
+    seen: torch.dtype
+    packed: Tensor
+    target: Tensor | None
 
 
 class Allocator:
@@ -77,22 +93,41 @@ class Allocator:
         self._out = out
         self._target_out = target_out
         self._filled = 0
+        self._form: _Form | None = None
 
     def reset(self) -> None:
-        """Write the next forward to the start of the static buffers."""
+        """Forget what earlier forwards were like; the next one goes to the start of the static buffers."""
         self._filled = 0
+        self._form = None
 
-    def allot(self, forward: Forward, state: Tensor) -> list[Tensor]:
+    def allot(self, forward: Forward, state: Tensor) -> list[Tensor | None]:
         """Give memory to a forward whose first captured state is ``state``; each tap's view of it.
 
         Raises:
             CaptureError: when the static buffer is too small, with both sizes.
         """
-        # A tensor made in inference mode could never be saved for a backward: training eats these.
         if torch.is_inference_mode_enabled():
+            # A tensor made in inference mode could never be saved for a backward: training eats these.
             with torch.inference_mode(False):
-                return self._views(forward, state)
-        return self._views(forward, state)
+                return self.allot(forward, state)
+        if self._out is not None:
+            forward.packed = self._static(self._out, forward, "out")
+            if self._target_out is not None:
+                forward.target = self._static(self._target_out, forward, "target_out")
+        else:
+            form = self._form
+            if form is None or form.grid != forward.grid or form.seen is not state.dtype:
+                if not self.widths.complete:
+                    return [UNKNOWN] * len(self._plan.taps)
+                self._form = form = self._new_form(forward, state)
+            forward.packed = torch.empty_like(form.packed)
+            if form.target is not None:
+                forward.target = torch.empty_like(form.target)
+        # "Unsafe" only for views of a tensor that needs grad; these never do.
+        views: list[Tensor | None] = [*torch.unsafe_split_with_sizes(forward.packed, self.widths.inputs, -1)]
+        if forward.target is not None:
+            views.append(forward.target)
+        return views
 
     def write(self, forward: Forward, index: int, state: Tensor, view: Tensor) -> None:
         """Put a state where it belongs, with all checks: the general form of ``view.copy_(state)``.
@@ -128,26 +163,13 @@ class Allocator:
         if self._out is not None:
             self._filled += forward.rows
 
-    def _views(self, forward: Forward, state: Tensor) -> list[Tensor]:
-        widths, apart = self.widths.inputs, self.widths.target
-        if widths is None or (self._apart and apart is None):
-            return [UNKNOWN] * len(self._plan.taps)
-        if self._out is not None:
-            forward.packed = self._static(self._out, forward, "out")
-            if self._target_out is not None:
-                forward.target = self._static(self._target_out, forward, "target_out")
-        else:
-            forward.packed = self._fresh(forward.grid, sum(widths), state)
-            if apart is not None:
-                forward.target = self._fresh(forward.grid, apart, state)
-        # "Unsafe" only for views of a tensor that needs grad; these never do.
-        views = list(torch.unsafe_split_with_sizes(forward.packed, widths, -1))
-        if forward.target is not None:
-            views.append(forward.target)
-        return views
-
-    def _fresh(self, grid: tuple[int, ...], width: int, state: Tensor) -> Tensor:
-        return torch.empty((*grid, width), dtype=self._dtype or state.dtype, device=state.device)
+    def _new_form(self, forward: Forward, state: Tensor) -> _Form:
+        dtype, widths = self._dtype or state.dtype, [sum(self.widths.inputs)]
+        widths += [] if self.widths.target is None else [self.widths.target]
+        one = torch.empty((), dtype=dtype, device=state.device)
+        packed, target = (*(one.expand(*forward.grid, width) for width in widths), None)[:2]
+        assert packed is not None
+        return _Form(forward.grid, state.dtype, packed, target)
 
     def _static(self, buffer: Tensor, forward: Forward, name: str) -> Tensor:
         rows = forward.rows

@@ -31,12 +31,16 @@ _RESIDUAL = ("residual",)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A module, the side of its forward at which to look, and how to read the state there."""
+    """A module, the side of its forward at which to look, and how to read the state there.
+
+    ``plain``: an output that is a tensor is the state.
+    """
 
     module: nn.Module
     name: str
     when: When
     read: Reader
+    plain: bool = False
 
 
 def entering(anatomy: Anatomy, k: int) -> Place:
@@ -49,7 +53,7 @@ def leaving(anatomy: Anatomy, k: int) -> Place:
     """Where the stream leaving layer ``k`` is read."""
     layer, name = anatomy.layers[k], anatomy.layer_names[k]
     if anatomy.layout == "plain":
-        return Place(layer, name, "after", output_of(name))
+        return Place(layer, name, "after", output_of(name), plain=True)
     if anatomy.layout == "pair":
         return Place(layer, name, "after", _sum_of_pair(name))
     # A handle leaves the layer: the stream can be told only where the next one (or the norm) receives it.
@@ -67,7 +71,7 @@ def leaving(anatomy: Anatomy, k: int) -> Place:
 
 def normed(norm: nn.Module, name: str) -> Place:
     """Where the final norm's output is read (fused norms give ``(normed, sum)``)."""
-    return Place(norm, name, "after", output_of(name))
+    return Place(norm, name, "after", output_of(name), plain=True)
 
 
 def input_of(name: str) -> Reader:

@@ -79,7 +79,7 @@ def every_point(anatomy: Anatomy, *, modules: bool = False) -> Iterator[Tap]:
         points.append(Point("final_norm"))
     if modules:
         names = [name for name in _canonical_modules(anatomy.model) if name]
-        points += [Point(kind, module=name) for name in names for kind in ("in", "out")]  # type: ignore[arg-type]  # both are Kinds
+        points += [Point(kind, module=name) for name in names for kind in ("in", "out")]
     for point in points:
         yield _tap(anatomy, point, point.resolve(n, split))
 
@@ -88,13 +88,11 @@ def _tap(anatomy: Anatomy, point: Point, site: Site) -> Tap:
     if site.module is not None:
         side, name = site.module
         module = _named(anatomy.model, name)
-        read = input_of(name) if side == "in" else output_of(name)
-        return Tap(
-            point,
-            site,
-            Place(module, name, "before" if side == "in" else "after", read),
-            _width(module, side),
-        )
+        if side == "in":
+            place = Place(module, name, "before", input_of(name))
+        else:
+            place = Place(module, name, "after", output_of(name), plain=True)
+        return Tap(point, site, place, _width(module, side))
     if site.norm:
         if anatomy.final_norm is None or anatomy.final_norm_name is None:
             raise BindError(

@@ -49,18 +49,19 @@ class Forward:
 
     Attributes:
         lead: shape of its token grid, ``[B, T]`` or ``[T]``.
+        grid: shape of its rows in memory: ``lead``, or ``[n]`` where padding was dropped.
         start: column of its first token.
         kept: [n] int64 indices of the real tokens in the flattened grid; None when all are.
         padding: [B, T] bool mask of real tokens that is only to be looked at afterwards, or None.
         group: its requests, where they are shared with other forwards (by a cache).
         void_from: the column from which the group's earlier rows are void, or None.
-        packed: ``[*grid, W]``, grid being ``lead``, or ``[n]`` where padding was dropped; None while some
-            width is unknown.
+        packed: ``[*grid, W]``; None while some width is unknown.
         target: ``[*grid, H]`` where the target is not one of the inputs.
         loose: by tap, states [n, width] that wait in a tensor of their own.
     """
 
     lead: torch.Size
+    grid: tuple[int, ...]
     start: int = 0
     kept: Tensor | None = None
     padding: Tensor | None = None
@@ -86,11 +87,6 @@ class Forward:
     @property
     def rows(self) -> int:
         return self.lead.numel() if self.kept is None else self.kept.shape[0]
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """Shape of the rows in memory."""
-        return self.lead if self.kept is None else (self.rows,)
 
 
 class Requests:
@@ -127,8 +123,8 @@ class Requests:
             CaptureError: a cache that holds tokens this session should have seen but did not.
         """
         self._args, self._kwargs = args, kwargs
-        self.cache = self._group = None
-        self._past = 0
+        if not kwargs and len(args) < 2:
+            return  # token ids alone
         for name in CACHE_NAMES:
             if (cache := self._argument(name)) is not None:
                 self._open(cache)
@@ -140,20 +136,16 @@ class Requests:
         Raises:
             CaptureError: a mask that cannot be read, or another batch size than the cache's requests have.
         """
-        forward = Forward(self._lead(state), self._past)
+        lead = self._lead(state)
+        forward = Forward(lead, lead, self._past)
         if self._group is not None and self._group.batch != forward.batch:
             raise CaptureError(
                 f"a forward of {forward.batch} sequences continues a cache of {self._group.batch}: the batch "
                 "was expanded, selected or beam-searched in between, so rows can no longer be told apart; "
                 "capture with num_beams=1 and an unchanged batch"
             )
-        real = self._real(forward)
-        if real is not None and self._static:
-            forward.padding = real
-        elif real is not None:
-            kept = real.reshape(-1).nonzero().flatten()
-            if kept.shape[0] != forward.lead.numel():
-                forward.kept = kept
+        if (mask := self._argument("attention_mask")) is not None:
+            self._drop_padding(forward, mask)
         return forward
 
     def finish(self, forward: Forward, output: Any) -> None:
@@ -213,6 +205,8 @@ class Requests:
         return int(length)
 
     def _lead(self, state: Tensor) -> torch.Size:
+        if not self._kwargs and not self._args:
+            return state.shape[:-1]
         if isinstance(ids := self._argument("input_ids"), Tensor):
             return ids.shape
         if isinstance(embeds := self._argument("inputs_embeds"), Tensor):
@@ -227,9 +221,17 @@ class Requests:
                 return self._args[index]
         return value
 
-    def _real(self, forward: Forward) -> Tensor | None:
-        """[B, T] bool: which tokens are not padding; None when no mask was passed."""
-        mask = self._argument("attention_mask")
+    def _drop_padding(self, forward: Forward, mask: Any) -> None:
+        real = self._real(forward, mask)
+        if real is not None and self._static:
+            forward.padding = real
+        elif real is not None:
+            kept = real.reshape(-1).nonzero().flatten()
+            if kept.shape[0] != forward.lead.numel():
+                forward.kept, forward.grid = kept, (kept.shape[0],)
+
+    def _real(self, forward: Forward, mask: Any) -> Tensor | None:
+        """[B, T] bool: which tokens are not padding; None when the mask says nothing."""
         if isinstance(mask, dict):  # one mask per kind of attention; padding is the same in all
             mask = next((m for m in mask.values() if m is not None), None)
         if mask is None:

@@ -15,7 +15,7 @@ from ..errors import BindError, CaptureError
 from ..spec import CaptureSpec
 from .anatomy import Anatomy
 from .beams import allow_reordering, refuse_reordering
-from .buffers import TAKEN, Allocator
+from .buffers import Allocator
 from .compiled import ALREADY_COMPILED, Compilation
 from .pack import Pack
 from .plan import Plan, Tap, lay_out
@@ -66,6 +66,9 @@ def bind(
     return CaptureSession(model, plan, allocator, static=out is not None)
 
 
+_NONE: dict[str, Any] = {}
+
+
 class StopForward(Exception):  # noqa: N818  # a signal, not an error
     """Ends a forward once its last point is captured; only the session that raised it catches it."""
 
@@ -77,15 +80,16 @@ class StopForward(Exception):  # noqa: N818  # a signal, not an error
 class _Running:
     """The forward that is running, as its hooks see it.  Slots: they are read at every point."""
 
-    __slots__ = ("dtype", "forward", "left", "open", "shape", "stop", "views")
+    __slots__ = ("dtype", "forward", "open", "shape", "stop", "views")
 
     def __init__(self) -> None:
         self.open = False
         self.stop = False
-        self.left = 0
-        self.views: list[Tensor] | None = None  # where each state goes; TAKEN once it is there
+        self.views: list[Tensor | None] | None = None  # where each state goes; None once it is there
         self.forward: Forward | None = None
-        self.shape: torch.Size | None = None  # of states on the stream that are copied without a second look
+        self.shape: tuple[int, ...] | None = (
+            None  # of states on the stream that are copied without a second look
+        )
         self.dtype: torch.dtype | None = None
 
 
@@ -103,6 +107,7 @@ class CaptureSession:
         self._run = _Running()
         self._handles: list[RemovableHandle] = []
         self._began = False
+        self._hidden = plan.anatomy.hidden_size
         self._begin_hook, self._end_hook = map(self._compilation.opaque, (self._begin, self._end))
         self._tap_hooks = [
             self._compilation.opaque(self._tap_hook(i, tap)) for i, tap in enumerate(plan.taps)
@@ -208,12 +213,11 @@ class CaptureSession:
         self._handles.clear()
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        run = self._run
+        run, requests = self._run, self._requests
         run.views = None
-        run.left = len(self._tap_hooks)
-        self._requests.begin(args, kwargs)
-        if (cache := self._requests.cache) is not None:
-            refuse_reordering(cache, self)
+        requests.begin(args, kwargs)
+        if requests.cache is not None:
+            refuse_reordering(requests.cache, self)
         run.open = self._began = True
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -224,7 +228,7 @@ class CaptureSession:
         run = self._run
         run.open = False  # what fires from here on is a recomputation in a backward
         forward = run.forward
-        if forward is None or run.left:
+        if forward is None or run.views is None or run.views.count(None) < len(run.views):
             message = self._never_fired(run.views)
             self._abort()
             raise CaptureError(message)
@@ -245,46 +249,46 @@ class CaptureSession:
         run, start, write, session = self._run, self._start, self._write, self
         read = tap.place.read
         on_stream = tap.width == self.anatomy.hidden_size
-
-        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            if run.open:
-                take(read(args, {}, output))
-
-        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if run.open:
-                take(read(args, kwargs, None))
+        plain = tap.place.plain
 
         def take(state: Tensor) -> None:
             views = run.views
             if views is None:
                 views = start(state)
             view = views[index]
-            if on_stream and view is not TAKEN and state.shape == run.shape and state.dtype is run.dtype:
+            if on_stream and view is not None and state.shape == run.shape and state.dtype is run.dtype:
                 view.copy_(state.detach() if state.requires_grad else state)
             else:
                 write(index, state, view)
-            views[index] = TAKEN
-            run.left -= 1
-            if run.stop and not run.left:
+            views[index] = None
+            if run.stop and not any(view is not None for view in views):
                 raise StopForward(session)
+
+        def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if run.open:
+                take(output if type(output) is Tensor and plain else read(args, _NONE, output))
+
+        def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if run.open:
+                take(read(args, kwargs, None))
 
         return before if tap.place.when == "before" else after
 
-    def _start(self, state: Tensor) -> list[Tensor]:
+    def _start(self, state: Tensor) -> list[Tensor | None]:
         """The first state of a forward is here: now its rows are known, and it gets its memory."""
         run = self._run
         run.forward = forward = self._requests.forward(state)
         run.views = views = self._allocator.allot(forward, state)
-        simple = forward.kept is None and forward.packed is not None and not self._compilation.spread
-        run.shape = torch.Size((*forward.lead, self.anatomy.hidden_size)) if simple else None
+        plain = forward.kept is None and forward.packed is not None and not self._compilation.spread
+        run.shape = (*forward.lead, self._hidden) if plain else None
         run.dtype = state.dtype
         return views
 
-    def _write(self, index: int, state: Tensor, view: Tensor) -> None:
+    def _write(self, index: int, state: Tensor, view: Tensor | None) -> None:
         """A state that is not simply copied: padding, another shape, type or device, an unknown width."""
         forward = self._run.forward
         assert forward is not None
-        if view is TAKEN:
+        if view is None:
             tap = self._plan.taps[index]
             raise CaptureError(
                 f"{tap.point} ({tap.place.name}) fired twice in one forward, so it has no single meaning; "
@@ -292,8 +296,8 @@ class CaptureSession:
             )
         self._allocator.write(forward, index, state.detach(), view)
 
-    def _never_fired(self, views: list[Tensor] | None) -> str:
-        missing = [tap for i, tap in enumerate(self._plan.taps) if views is None or views[i] is not TAKEN]
+    def _never_fired(self, views: list[Tensor | None] | None) -> str:
+        missing = [tap for i, tap in enumerate(self._plan.taps) if views is None or views[i] is not None]
         named = ", ".join(f"{tap.point} ({tap.place.name})" for tap in missing)
         message = f"never fired in a forward of {type(self._root).__name__} that completed: {named}"
         if any(self._compilation.compiled_around(tap.place.module) for tap in missing):
@@ -349,7 +353,7 @@ def _check_static(
         )
         raise BindError(f"with a static buffer out, {what}")
     widths = allocator.widths.inputs
-    if widths is None or (apart and allocator.widths.target is None):
+    if not allocator.widths.complete:
         unknown = ", ".join(str(tap.point) for tap in plan.taps if tap.width is None)
         raise BindError(
             f"a static buffer needs every width beforehand, and that of {unknown} shows only on running"

@@ -19,16 +19,16 @@ Nothing here imports torch; a plugin's own hooks may.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, final
 
+from ._contributions import Contributions, MissingPluginError
 from ._one_plugin import KINDS, BrokenPlugin, LoadedPlugin, Origin, hook_name
 from .errors import PluginError
 
@@ -57,14 +57,6 @@ GROUP: Final = "capture_hooks"
 _CORE: Final = "core"
 #: What a plugin's own code may raise, all of it kept and shown; a user's interrupt goes through.
 _ISOLATED: Final = (Exception, SystemExit)
-_T = TypeVar("_T")
-
-
-class MissingPluginError(PluginError, KeyError):
-    """Nothing installed has the name that was asked for."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])  # KeyError would print the message quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +67,6 @@ class PluginInfo:
     distribution: str
     version: str
     adds: Mapping[str, tuple[str, ...]]
-
-
-@final
-class Contributions(Mapping[str, _T], Generic[_T]):
-    """Read-only values by name, sorted; a missing name raises a `PluginError` that lists them."""
-
-    __slots__ = ("_broken", "_kind", "_values")
-
-    def __init__(self, kind: str, values: Mapping[str, _T], broken: Sequence[BrokenPlugin]) -> None:
-        self._kind = kind
-        self._values = dict(sorted(values.items()))
-        self._broken = tuple(broken)
-
-    def __getitem__(self, name: str) -> _T:
-        if name in self._values:
-            return self._values[name]
-        near = difflib.get_close_matches(str(name), self._values, n=1)
-        lines = [
-            f"nothing named {name!r} among the installed {self._kind}"
-            + (f" ({', '.join(self._values)})" if self._values else ": there are none")
-            + (f"; did you mean {near[0]!r}?" if near else "")
-        ]
-        if self._broken:
-            lines.append("broken, and so left out:")
-            lines += [f"  {plugin}" for plugin in self._broken]
-        raise MissingPluginError("\n".join(lines))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._values
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"<{self._kind}: {', '.join(self._values) or 'none'}>"
 
 
 @dataclass(frozen=True, slots=True)

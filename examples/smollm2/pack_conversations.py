@@ -29,8 +29,7 @@ PROVENANCE = {
 
 
 def read(path: Path) -> Iterator[dict]:
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as lines:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         for line in lines:
             yield json.loads(line)
 

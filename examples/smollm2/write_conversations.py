@@ -73,9 +73,7 @@ class BatchedLlama:
         for index, ((norm_in, norm_mid), qkv, out, gate_up, down) in enumerate(self.layers):
             h = F.linear(F.rms_norm(x, x.shape[-1:], norm_in, self.eps), qkv)
             sizes = [self.heads * self.width] + [self.kv_heads * self.width] * 2
-            q, k, v = (
-                part.view(batch, new, -1, self.width).transpose(1, 2) for part in h.split(sizes, -1)
-            )
+            q, k, v = (part.view(batch, new, -1, self.width).transpose(1, 2) for part in h.split(sizes, -1))
             self.keys[index, :, :, start:end] = rotate(k)
             self.values[index, :, :, start:end] = v
             cached_k, cached_v = self.keys[index, :, :, :end], self.values[index, :, :, :end]
@@ -179,7 +177,12 @@ def main() -> None:
             turns.sort(key=len)  # less padding is not the point: equal lengths end together
             prompts = [opening + turn + closing for turn in turns]
             for turn, prompt, answer in zip(turns, prompts, greedy_answers(model, prompts, end), strict=True):
-                line = {"prompt_ids": prompt, "answer_ids": answer, "user_tokens": len(turn), "ended": answer[-1] == end}
+                line = {
+                    "prompt_ids": prompt,
+                    "answer_ids": answer,
+                    "user_tokens": len(turn),
+                    "ended": answer[-1] == end,
+                }
                 out.write(json.dumps(line) + "\n")
                 tokens += len(answer)
                 conversations += 1

@@ -47,12 +47,13 @@ class TrainView:
         self.console.print(
             f"data    {estimate.sequences:,} sequences, {estimate.tokens:,} tokens; "
             f"{estimate.held_out_sequences:,} sequences held out\n"
-            f"head    {estimate.parameters:,} trained parameters; drafts {estimate.draft_vocab:,} tokens, which cover "
-            f"{estimate.coverage:.1%} of those to learn{held_out}\n"
+            f"head    {estimate.parameters:,} trained parameters; drafts {estimate.draft_vocab:,} tokens, "
+            f"which cover {estimate.coverage:.1%} of those to learn{held_out}\n"
             f"cost    about {_minutes(estimate.minutes)}: {estimate.steps:,} steps of "
             f"{estimate.seconds_per_step:.3g} s (measured), {estimate.passes:.3g} passes over the data; "
             f"{estimate.memory_bytes / 2**30:.2g} GiB of memory",
             highlight=False,
+            soft_wrap=True,
         )
         self._bar.start()
         self._bar.start_task(self._task)
@@ -66,11 +67,12 @@ class TrainView:
                 f"step {values['step']:,}: held-out acceptance {' '.join(f'{a:.3f}' for a in accepted)}, "
                 f"loss {values['eval_loss']:.3f}",
                 highlight=False,
+                soft_wrap=True,
             )
             self._last = dict(values)
         elif "acceptance_1" in values:
             figures = (
-                f"step {values['step']:,} loss {values['loss']:.3f} acceptance {values['acceptance_1']:.3f}"
+                f"step {values['step']:,} loss {values['loss_1']:.3f} acceptance {values['acceptance_1']:.3f}"
             )
             self._bar.update(self._task, figures=figures)
             if not self.console.is_terminal:

@@ -186,7 +186,11 @@ def read(path: Path | None, model: str) -> Any:
         return Dump.open(path)
     from transformers import AutoTokenizer
 
-    return read_examples(path, AutoTokenizer.from_pretrained(model))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError):  # a model without a tokenizer can still be trained on token ids
+        tokenizer = None
+    return read_examples(path, tokenizer)
 
 
 def load_target(model: str, dtype: str, device: str | None) -> nn.Module:

@@ -1,20 +1,15 @@
 """From hidden states and tokens to a trained head, on `transformers.Trainer`."""
 
-from importlib.util import find_spec
-
-from ..errors import TrainingError
-
-for _needed in ("transformers", "accelerate"):
-    if find_spec(_needed) is None:
-        raise TrainingError(f"training needs {_needed}: pip install 'capture-hooks[train]'")
-
+from ._extras import REQUIRED
 from .config import TrainConfig
 from .estimate import CostEstimate
 from .objective import Objective
-from .run import TrainingInterrupted, run_directory, train
+from .run import TrainingInterrupted, train
+from .rundir import run_directory
 from .trainer import HeadTrainer
 
 __all__ = [
+    "REQUIRED",
     "CostEstimate",
     "HeadTrainer",
     "Objective",

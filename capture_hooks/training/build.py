@@ -79,8 +79,8 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     train = WindowDataset(train_source, windows(train_source, sides.train, config.window))
     if not train.pieces:
         raise TrainingError(
-            f"nothing to learn: in {len(sides.train)} sequences for training the loss mask selects no token beyond "
-            "each one's second (is the assistant's part marked in this data?)"
+            f"nothing to learn: in {len(sides.train)} sequences for training the loss mask selects no token "
+            "beyond each one's second (is the assistant's part marked in this data?)"
         )
     held_out = WindowDataset(eval_source, windows(eval_source, sides.held_out, config.window))
     counts = token_counts(train_source, sides.train, anatomy.vocab_size)
@@ -89,7 +89,8 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     else:
         head = _checked_start(start_from, config)
     _train_in_float32(head, anatomy)
-    capture = None if isinstance(data, Dump) else LiveCapture(model, spec, anatomy)
+    live = not all(isinstance(part, Dump) for part in (data, eval_data) if part is not None)
+    capture = LiveCapture(model, spec, anatomy) if live else None
     if start_from is None:
         head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
     ids = head.draft_token_ids.cpu()
@@ -182,7 +183,7 @@ def _sample(train: WindowDataset, config: TrainConfig, capture: LiveCapture | No
         if tokens >= _CALIBRATION_TOKENS:
             break
     batch: Mapping[str, Tensor] = pack(pieces)
-    return (batch if capture is None else capture(batch))["states"]
+    return (capture(batch) if capture is not None and "states" not in batch else batch)["states"]
 
 
 def _witness_tokens(data: WindowDataset, sequences: int = 4) -> tuple[list[int], ...]:

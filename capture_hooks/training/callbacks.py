@@ -54,8 +54,8 @@ class Interrupt:
         return bool(flag.item())
 
 
-class Cadence(TrainerCallback):  # type: ignore[misc]  # untyped in transformers
-    """Evaluates at even shares of the run, saves every so often, stops when the run is over or interrupted."""
+class Cadence(TrainerCallback):
+    """Evaluates at even shares of the run, saves every so often, stops when it is over or interrupted."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Cadence(TrainerCallback):  # type: ignore[misc]  # untyped in transformers
         return control
 
 
-class Averaging(TrainerCallback):  # type: ignore[misc]  # untyped in transformers
+class Averaging(TrainerCallback):
     """Takes every step's weights into the average, before the step is evaluated or saved."""
 
     def __init__(self, average: WeightAverage) -> None:
@@ -123,7 +123,7 @@ class Reporter(Protocol):
         ...
 
 
-class Log(TrainerCallback):  # type: ignore[misc]  # untyped in transformers
+class Log(TrainerCallback):
     """Appends every figure to a JSON-lines file and hands it to the reporter."""
 
     def __init__(self, path: Path | None, reporter: Reporter | None) -> None:

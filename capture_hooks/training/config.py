@@ -16,6 +16,9 @@ Precision = Literal["float32", "bf16", "fp16"]
 RESUMABLE: Final = frozenset({"steps", "epochs", "max_minutes", "evaluations", "save_minutes", "save_steps",
                               "report_to", "log_steps", "workers"})  # fmt: skip
 
+_POSITIVE: Final = ("steps", "epochs", "max_minutes", "lr", "batch_tokens", "accumulate", "max_length",
+                    "draft_vocab", "save_minutes", "save_steps", "log_steps")  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
@@ -28,7 +31,7 @@ class TrainConfig:
         draft_vocab: tokens the head can draft; None takes the target's whole vocabulary.
         init_from: directory of a head to start from; it then decides spec and draft vocabulary.
         steps, epochs, max_minutes: the run ends at the first of those given.
-        lr, schedule, warmup, min_lr: peak rate, shape, share of the run spent warming up, final share of ``lr``.
+        lr, schedule, warmup, min_lr: peak rate, shape, share of the run to warm up in, last share of ``lr``.
         batch_tokens: tokens per optimiser step over all processes and accumulation steps together.
         accumulate: forward passes per optimiser step and process.
         max_length: longer sequences are cut into windows of this many tokens; None means ``batch_tokens``.
@@ -78,8 +81,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.steps is None and self.epochs is None and self.max_minutes is None:
             raise TrainingError("say how long to train: steps, epochs or max_minutes")
-        for name in ("steps", "epochs", "max_minutes", "lr", "batch_tokens", "accumulate", "max_length", "draft_vocab",
-                     "save_minutes", "save_steps", "log_steps"):  # fmt: skip
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise TrainingError(f"{name} must be greater than 0, not {value}")

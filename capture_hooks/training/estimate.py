@@ -26,7 +26,7 @@ class CostEstimate:
         seconds_per_step: of one measured step of this process.
         minutes: the whole run's probable time.
         parameters: trained parameters.
-        memory_bytes: peak memory of this process (of its GPU, if it has one) once the optimiser's state is there.
+        memory_bytes: peak memory of this process (of its GPU, if any) with the optimiser's state.
         draft_vocab: tokens the head can draft.
         coverage, held_out_coverage: share of the supervised tokens inside the draft vocabulary.
     """

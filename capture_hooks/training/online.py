@@ -34,8 +34,8 @@ class LiveCapture:
             CaptureError: for a state that is NaN or infinite.
         """
         device = batch["token_ids"].device
-        before = batch["context"].split(batch["context_length"].tolist())
-        pieces = batch["token_ids"].split(batch["starts"].diff().tolist())
+        before = torch.split(batch["context"], batch["context_length"].tolist())
+        pieces = torch.split(batch["token_ids"], batch["starts"].diff().tolist())
         whole = [torch.cat(parts) for parts in zip(before, pieces, strict=True)]
         states: list[Tensor] = [torch.empty(0)] * len(whole)
         target = list(states)

@@ -1,4 +1,4 @@
-"""Which sequences make up which batch: a token budget per optimiser step, the same for any number of processes."""
+"""Which sequences make up which batch: a token budget per optimiser step, for any number of processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_AHEAD: Final = 64
 def shuffled(size: int, seed: int, epoch: int) -> list[int]:
     """The order of ``size`` sequences in one pass; a function of seed and epoch alone."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(size, generator=generator).tolist()  # type: ignore[no-any-return]  # untyped in torch
+    return torch.randperm(size, generator=generator).tolist()
 
 
 def global_batches(lengths: Sequence[int], budget: int, seed: int, at_least: int = 1) -> Iterator[list[int]]:
@@ -47,7 +47,7 @@ def global_batches(lengths: Sequence[int], budget: int, seed: int, at_least: int
 
 
 def split(batch: Sequence[int], lengths: Sequence[int], parts: int) -> list[list[int]]:
-    """Divide a batch into ``parts`` of about equal tokens, longest first onto the emptiest; none stays empty."""
+    """Divide a batch into ``parts`` of like size: longest first, onto the emptiest; none stays empty."""
     shares: list[list[int]] = [[] for _ in range(parts)]
     load = [(0, 0, part) for part in range(parts)]  # tokens, sequences, part
     for item in sorted(batch, key=lambda i: (-lengths[i], i)):

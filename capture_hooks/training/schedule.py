@@ -88,7 +88,7 @@ class ProgressLR(LRScheduler):
         super().__init__(optimizer)
         self._made = True
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         """The rates of the coming step."""
         factor = self._shape(self.progress.middle_of_next)
         return [base * factor for base in self.base_lrs]

@@ -52,9 +52,9 @@ class DumpSequences:
             if len(bad):
                 row, column = bad[0].tolist()
                 raise TrainingError(
-                    f"{self.dump.directory}: {name} of sequence {index} hold NaN or infinity ({len(bad)} values, the "
-                    f"first at token {start + row}, column {column}); make the dump again, in a wider dtype if the "
-                    "states overflow (float16 ends at 65504)"
+                    f"{self.dump.directory}: {name} of sequence {index} hold NaN or infinity "
+                    f"({len(bad)} values, the first at token {start + row}, column {column}); make the dump "
+                    "again, in a wider dtype if the states overflow (float16 ends at 65504)"
                 )
         return piece
 

@@ -84,8 +84,8 @@ def token_counts(sequences: Sequences, chosen: tuple[int, ...], vocab_size: int)
         ids, mask = sequences.tokens(index)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
             raise TrainingError(
-                f"sequence {index} holds token ids from {int(ids.min())} to {int(ids.max())}, but the target's "
-                f"vocabulary has {vocab_size} tokens; this data was made with another tokenizer"
+                f"sequence {index} holds token ids from {int(ids.min())} to {int(ids.max())}, but the "
+                f"target's vocabulary has {vocab_size} tokens; this data was made with another tokenizer"
             )
         counts += torch.bincount(ids[mask], minlength=vocab_size)
     return counts
@@ -107,7 +107,7 @@ def choose_draft_vocabulary(counts: Tensor, size: int | None) -> DraftVocabulary
         size = vocab_size
     if size > vocab_size:
         raise TrainingError(
-            f"a draft vocabulary of {size} tokens is larger than the target's own {vocab_size}; ask for at most that"
+            f"a draft vocabulary of {size} tokens is larger than the target's own {vocab_size}; ask for less"
         )
     chosen = torch.sort(counts, descending=True, stable=True).indices[:size].sort().values
     return DraftVocabulary(chosen, coverage(counts, chosen))

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
@@ -68,7 +69,7 @@ class HeadTrainer(Trainer):
         self._staging = False
         self._eval_batches = 0
         super().__init__(model=objective, data_collator=pack, **kwargs)
-        # The loss is divided by the global count of scored rows here, never by the number of accumulation steps.
+        # The loss is divided by the global count of scored rows, never by the number of accumulation steps.
         self.model_accepts_loss_kwargs = True
 
     # Data
@@ -152,7 +153,8 @@ class HeadTrainer(Trainer):
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> ProgressLR:
         """The learning rate follows the run's progress; ``num_training_steps`` is already in there."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = ProgressLR(optimizer or self.optimizer, self.progress, self._shape)
+            made = ProgressLR(optimizer or cast(Optimizer, self.optimizer), self.progress, self._shape)
+            self.lr_scheduler = cast(LambdaLR, made)  # declared as this; any scheduler serves
             self._created_lr_scheduler = True
         return cast(ProgressLR, self.lr_scheduler)
 
@@ -188,7 +190,7 @@ class HeadTrainer(Trainer):
     ) -> dict[str, float]:
         """Acceptance and loss per draft position, summed over all held-out rows of all processes."""
         loader = self.get_eval_dataloader(eval_dataset)
-        model = self.model_wrapped if self.is_fsdp_enabled else self.model
+        model = cast(nn.Module, self.model_wrapped if self.is_fsdp_enabled else self.model)
         model.eval()
         sums: Tensor | None = None
         weights = self.average.in_place() if self.average is not None else nullcontext()
@@ -216,7 +218,7 @@ class HeadTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Write a checkpoint aside and rename it when every process has written its part."""
-        run = Path(self.args.output_dir)
+        run = Path(cast(str, self.args.output_dir))
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._staging = True
         try:
@@ -239,7 +241,7 @@ class HeadTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
         """Only the head's own state; nothing of the target is copied."""
-        state = self.model.state_dict() if state_dict is None else state_dict
+        state = cast(nn.Module, self.model).state_dict() if state_dict is None else state_dict
         own = {name: tensor.contiguous() for name, tensor in state.items() if name in self._saved_names}
         super()._save(output_dir, own)
         if self.average is not None and self.args.should_save and output_dir is not None:
@@ -253,9 +255,10 @@ class HeadTrainer(Trainer):
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         missing = sorted(set(load_result.missing_keys) & self._saved_names)
         if missing or load_result.unexpected_keys:
+            unknown = ", ".join(load_result.unexpected_keys) or "nothing"
             raise TrainingError(
-                "the checkpoint is of another head: "
-                f"missing {', '.join(missing) or 'nothing'}; unknown {', '.join(load_result.unexpected_keys) or 'nothing'}"
+                f"the checkpoint is of another head: missing {', '.join(missing) or 'nothing'}; "
+                f"unknown {unknown}"
             )
 
 

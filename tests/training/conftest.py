@@ -131,6 +131,7 @@ def make_trainer(
     now=None,
     held_out=None,
     evaluations=0,
+    keep=100,
     **arguments,
 ):
     """A trainer as `train` assembles it."""
@@ -144,20 +145,29 @@ def make_trainer(
     trainer = HeadTrainer(
         objective,
         args=TrainingArguments(
-            output_dir=str(directory), max_steps=steps, learning_rate=lr, gradient_accumulation_steps=accumulate,
-            use_cpu=True, report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1,
-            per_device_train_batch_size=1, dataloader_pin_memory=False, logging_nan_inf_filter=False,
+            output_dir=str(directory),
+            max_steps=steps,
+            learning_rate=lr,
+            gradient_accumulation_steps=accumulate,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            save_strategy="no",
+            logging_steps=1,
+            per_device_train_batch_size=1,
+            dataloader_pin_memory=False,
+            logging_nan_inf_filter=False,
             **{"seed": 0, **arguments},
         ),
         progress=progress,
         shape=functools.partial(curve, schedule="cosine", warmup=0.1, minimum=0.0),
         batch_tokens=batch_tokens,
         average=average,
-        keep=100,
+        keep=keep,
         train_dataset=data,
         eval_dataset=held_out,
         callbacks=[*([Averaging(average)] if average else []), cadence],
-    )  # fmt: skip
+    )
     trainer.remove_callback(PrinterCallback)
     return trainer
 

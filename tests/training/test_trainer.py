@@ -101,7 +101,8 @@ def test_the_first_logged_loss_is_the_definition(linear_head, memory, trainer_fo
     batches = [
         trainer.train_dataset[i] for part in trainer.get_train_dataloader().batch_sampler for i in part
     ]
-    whole = sums(linear_head(dtype=torch.float64), batches)
+    with torch.no_grad():
+        whole = sums(linear_head(dtype=torch.float64), batches)
     trainer.train()
     line = trainer.state.log_history[0]
     assert line["loss"] == pytest.approx(float((whole.factors * whole.loss).sum() / whole.rows[0]), rel=1e-6)
@@ -164,7 +165,7 @@ def test_a_checkpoint_holds_only_the_heads_own_state(linear_head, memory, traine
 
 
 def test_checkpoints_are_whole_and_few(linear_head, memory, trainer_for, tmp_path):
-    trainer_for(linear_head(), memory(), save_steps=1).train()
+    trainer_for(linear_head(), memory(), save_steps=1, keep=2).train()
     run = tmp_path / "run"
     assert [path.name for path in checkpoints(run)] == ["checkpoint-5", "checkpoint-6"]
     assert sorted(path.name for path in run.iterdir()) == ["checkpoint-5", "checkpoint-6"]

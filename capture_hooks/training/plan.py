@@ -1,0 +1,121 @@
+"""How long a run is and what it costs, and its settings as `transformers.TrainingArguments`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import TrainingArguments
+
+from ..errors import TrainingError
+from .build import Setup
+from .config import TrainConfig
+from .data import pack
+from .estimate import CostEstimate, probe
+from .objective import Objective
+from .sampler import global_batches, split, steps_for
+
+#: Steps of a run that time alone bounds: more than it can take.
+UNBOUNDED: Final = 2**31 - 1
+#: Fields of `TrainingArguments` that are settings of `TrainConfig`.
+_OWN: Final = frozenset(
+    {
+        "output_dir",
+        "max_steps",
+        "learning_rate",
+        "seed",
+        "bf16",
+        "fp16",
+        "max_grad_norm",
+        "gradient_accumulation_steps",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+    }
+)
+
+
+def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments:
+    if taken := sorted(_OWN & set(config.trainer_args)):
+        raise TrainingError(f"trainer_args must not set {', '.join(taken)}: these are settings of their own")
+    device = next(setup.anatomy.lm_head.parameters()).device
+    values: dict[str, Any] = {
+        "output_dir": str(run),
+        "learning_rate": config.lr,
+        "weight_decay": config.weight_decay,
+        "adam_beta1": config.betas[0],
+        "adam_beta2": config.betas[1],
+        "max_grad_norm": config.max_grad_norm,
+        "gradient_accumulation_steps": config.accumulate,
+        "seed": config.seed,
+        "bf16": config.precision == "bf16",
+        "fp16": config.precision == "fp16",
+        "use_cpu": device.type == "cpu",
+        "per_device_train_batch_size": 1,
+        "logging_steps": config.log_steps,
+        "logging_first_step": True,
+        "logging_nan_inf_filter": False,
+        "eval_strategy": "no",  # `Cadence` says when
+        "save_strategy": "no",
+        "report_to": config.report_to,
+        "disable_tqdm": True,
+        "dataloader_num_workers": config.workers,
+        "dataloader_pin_memory": device.type == "cuda",
+        "ddp_broadcast_buffers": False,  # the head's buffers are the target's own rows, and constant
+        "ddp_find_unused_parameters": False,
+        "remove_unused_columns": False,
+    } | dict(config.trainer_args)
+    args = TrainingArguments(max_steps=1, **values)
+    args.max_steps = _steps(config, setup, args.world_size)
+    args._n_gpu = min(args.n_gpu, 1)  # one process drives one device; more of them under torchrun
+    return args
+
+
+def _steps(config: TrainConfig, setup: Setup, world: int) -> int:
+    limits = [config.steps] if config.steps is not None else []
+    if config.epochs is not None:
+        parts = config.accumulate * world
+        limits.append(steps_for(setup.train.lengths, config.batch_tokens, config.seed, config.epochs, parts))
+    return min(limits, default=UNBOUNDED)
+
+
+def estimate(
+    setup: Setup, config: TrainConfig, args: TrainingArguments, objective: Objective
+) -> CostEstimate:
+    parts = config.accumulate * args.world_size
+    lengths = setup.train.lengths
+    batch = next(global_batches(lengths, config.batch_tokens, config.seed, parts))
+    device = args.device
+
+    def first_share() -> dict[str, Tensor]:
+        share = split(batch, lengths, parts)[args.process_index]
+        tensors = {name: tensor.to(device) for name, tensor in pack([setup.train[i] for i in share]).items()}
+        return setup.capture(tensors) if setup.capture is not None and "states" not in tensors else tensors
+
+    autocast = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]
+    measured = probe(objective, first_share, autocast)
+    per_step = measured.seconds * config.accumulate
+    tokens = sum(lengths)
+    minutes = args.max_steps * per_step / 60
+    if config.max_minutes is not None:
+        minutes = min(minutes, config.max_minutes)
+    steps = min(args.max_steps, math.ceil(minutes * 60 / per_step))
+    return CostEstimate(
+        sequences=len({piece.sequence for piece in setup.train.pieces}),
+        tokens=tokens,
+        held_out_sequences=len({p.sequence for p in setup.held_out.pieces})
+        if setup.held_out is not None
+        else 0,
+        steps=steps,
+        passes=steps * min(config.batch_tokens, tokens) / tokens,
+        seconds_per_step=per_step,
+        minutes=minutes,
+        parameters=measured.parameters,
+        memory_bytes=measured.memory_bytes,
+        draft_vocab=len(setup.head.draft_token_ids),
+        coverage=setup.coverage,
+        held_out_coverage=setup.held_out_coverage,
+    )

@@ -1,0 +1,74 @@
+"""The directory of a run: its checkpoints, and the settings that a resumed run is held to."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..errors import TrainingError
+from .config import TrainConfig
+from .trainer import checkpoints, sync
+
+SETTINGS: Final = "settings.json"
+
+
+def run_directory(out: Path) -> Path:
+    """Where the run that makes the head ``out`` keeps its checkpoints, settings and log."""
+    return out.with_name(out.name + ".training")
+
+
+def find_checkpoint(out: Path, run: Path, resume: bool, overwrite: bool) -> Path | None:
+    """The checkpoint to continue from; refuses to write over what is there."""
+    found = checkpoints(run)
+    if resume:
+        if not found:
+            raise TrainingError(f"nothing to resume: {run} holds no whole checkpoint; start without resume")
+        return found[-1]
+    if overwrite:
+        return None
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TrainingError(f"{out} exists already; choose another place, or overwrite it")
+    if found:
+        raise TrainingError(
+            f"{run} holds an unfinished run (step {found[-1].name.rpartition('-')[2]}); "
+            "resume it, or overwrite it"
+        )
+    return None
+
+
+def check_same(run: Path, settings: Mapping[str, Any], config: TrainConfig) -> None:
+    try:
+        before = json.loads((run / SETTINGS).read_text(encoding="utf-8"))
+        config.check_resumes(TrainConfig.from_json(before["config"]))
+        same_spec, same_data = before["spec"] == settings["spec"], before["data"] == settings["data"]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"{run / SETTINGS} is missing or damaged ({error}); the run cannot be resumed"
+        ) from error
+    if not same_spec:
+        raise TrainingError(
+            f"the run in {run} trains on {before['spec']}, but now {settings['spec']} was given"
+        )
+    if not same_data:
+        raise TrainingError(
+            f"the run in {run} was started on other data, or the data was divided differently; resume it "
+            "with the same, or start a new run from the head itself (init_from)"
+        )
+
+
+def begin(run: Path, settings: Mapping[str, Any], fresh: bool) -> None:
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            for old in checkpoints(run):
+                shutil.rmtree(old)
+        aside = run / (SETTINGS + ".writing")
+        aside.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        sync(aside)
+        os.replace(aside, run / SETTINGS)
+    except OSError as error:
+        raise TrainingError(f"cannot write the run's state to {run}: {error.strerror}") from error

@@ -18,11 +18,14 @@ class TransformersHiddenStates(BoundaryConvention):
 
     name = "transformers"
     library = "transformers"
-    versions = "5.5 to 5.24"
+    versions = "5.23 to 5.24"
     families = ()
     key = "hidden_states"
     source = "transformers/utils/output_capturing.py: capture_outputs(tie_last_hidden_states=True)"
-    limits = "The un-normed output of the last layer is not among them."
+    limits = (
+        "The un-normed output of the last layer is not among them, unless the model's config sets "
+        "tie_last_hidden_states to false, which this convention does not cover."
+    )
     sorts: ClassVar[bool] = False
     outside = "is not in the tuple: its last entry, hidden_states[n], is final_norm"
 

@@ -213,6 +213,38 @@ def test_a_cast_target_is_taken_with_a_warning_that_states_the_size(place, targe
         load_head(place, copy.deepcopy(target).to(dtype), check_witness=False)
 
 
+class Rounded(torch.nn.Module):
+    """A linear layer kept in 8 bits, as quantising libraries keep it."""
+
+    def __init__(self, linear):
+        super().__init__()
+        scale = linear.weight.abs().amax(1, keepdim=True) / 127
+        weight = (linear.weight / scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.scale = torch.nn.Parameter(scale, requires_grad=False)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight * self.scale)
+
+
+def rounded(model):
+    model = copy.deepcopy(model)
+    for layer in model.model.layers:
+        for part, name in ((layer.mlp, "down_proj"), (layer.mlp, "up_proj"), (layer.self_attn, "o_proj")):
+            setattr(part, name, Rounded(getattr(part, name)))
+    return model
+
+
+def test_a_quantised_target_is_judged_by_its_states(place, target):
+    with pytest.warns(
+        HeadWarning, match=r"states differ a little .*drift: .*post\.5 0\.0\d+ .*parameters differ"
+    ):
+        load_head(place, rounded(target))
+    other = rounded(tiny.llama(num_hidden_layers=8, seed=3))
+    refused(place, other, r"does not have the states .*mismatch.*parameters differ")
+    refused(place, rounded(target), r"cannot be told without its witness .*parameters", check_witness=False)
+
+
 def test_the_own_target_gives_no_warning(place, target):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

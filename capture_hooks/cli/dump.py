@@ -1,7 +1,200 @@
-"""(being written)"""
+"""``capture-hooks dump``: a model's hidden states over a data set, as a directory of shards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from ..errors import DataError, SpecError, StoreError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..spec import CaptureSpec
+    from ..store import Estimate, Examples, Manifest
+
+EAGLE3 = "eagle3"
 
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
+    app.command("dump")(dump)
+
+
+def dump(
+    model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
+    spec: Annotated[
+        str,
+        typer.Option(help="What to capture: 'post.2, post.15, post.26', @FILE.json, or eagle3 (its layers)."),
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Conversations, text or token ids: .jsonl, .json, .txt (or .gz), `datasets` folder."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Where the dump is written, or was begun.")],
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"] | None,
+        typer.Option(help="Of the stored states; default: the model's own."),
+    ] = None,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="Longest sequence; default: the model's context.")
+    ] = None,
+    too_long: Annotated[
+        Literal["error", "truncate", "skip"], typer.Option(help="What to do with longer ones.")
+    ] = "error",
+    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first records.")] = None,
+    split: Annotated[str | None, typer.Option(help="Split of a `datasets` folder.")] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="A Jinja file instead of the tokenizer's chat template.")
+    ] = None,
+    shard_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Most tokens in a shard; default: about 256 MiB of them.")
+    ] = None,
+    batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")] = 4096,
+    model_dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")] = None,
+    estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
+) -> None:
+    """Dump hidden states.  Run the same command again after an interruption: it continues."""
+    from rich.console import Console
+
+    from ..capture import find_anatomy
+    from ..store import DumpJob
+    from .train import load_target
+
+    console = Console(highlight=False, soft_wrap=True)
+    asked = None if spec.strip() == EAGLE3 else _spec(spec)
+    examples = _examples(model, data, max_length, too_long, limit, split, chat_template)
+    target = load_target(model, model_dtype, device)
+    if asked is None:
+        asked = _eagle3(find_anatomy(target).n_layers, console)
+    job = DumpJob(target, asked, examples, dtype=dtype, shard_tokens=shard_tokens, batch_tokens=batch_tokens)
+    cost = job.estimate(out)
+    _show(console, job.manifest, examples, cost)
+    if estimate:
+        return
+    if cost.bytes_left > cost.bytes_free:
+        raise StoreError(
+            f"{out}: {_size(cost.bytes_left)} are to be written, only {_size(cost.bytes_free)} are free; "
+            "take a smaller --dtype, a --limit, or another disk"
+        )
+    _run(console, job, out, cost)
+
+
+def _spec(text: str) -> CaptureSpec:
+    from ..spec import CaptureSpec
+
+    if not text.startswith("@"):
+        return CaptureSpec.parse(text)
+    try:
+        return CaptureSpec.from_json(Path(text[1:]).read_text())
+    except OSError as error:
+        raise SpecError(f"cannot read the spec {text[1:]}: {error.strerror or error}") from error
+
+
+def _eagle3(n_layers: int, console: Console) -> CaptureSpec:
+    from ..spec import CaptureSpec
+
+    spec = CaptureSpec.eagle3(n_layers)
+    console.print(f"spec    eagle3 in a model of {n_layers} layers: {spec}")
+    return spec
+
+
+def _examples(
+    model: str,
+    data: Path,
+    max_length: int | None,
+    too_long: Literal["error", "truncate", "skip"],
+    limit: int | None,
+    split: str | None,
+    chat_template: Path | None,
+) -> Examples:
+    from transformers import AutoConfig, AutoTokenizer
+
+    from ..store import read_examples
+
+    try:
+        config: Any = AutoConfig.from_pretrained(model).get_text_config()
+    except (OSError, ValueError) as error:
+        raise StoreError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError):
+        tokenizer = None  # token ids need none; for anything else the reader says so
+    context = getattr(config, "max_position_embeddings", None)
+    if max_length is not None and context is not None and max_length > context:
+        raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
+    try:
+        template = chat_template.read_text() if chat_template is not None else None
+    except OSError as error:
+        raise DataError(
+            f"cannot read the chat template {chat_template}: {error.strerror or error}"
+        ) from error
+    return read_examples(
+        data,
+        tokenizer,
+        vocab_size=config.vocab_size,
+        max_length=max_length if max_length is not None else context,
+        too_long=too_long,
+        limit=limit,
+        chat_template=template,
+        split=split,
+    )
+
+
+def _show(console: Console, manifest: Manifest, examples: Examples, cost: Estimate) -> None:
+    cut = f"; {examples.truncated:,} cut" if examples.truncated else ""
+    cut += f"; {examples.skipped:,} left out" if examples.skipped else ""
+    target = manifest.fingerprint
+    done = cost.tokens - cost.tokens_left
+    there = f"; {done:,} tokens are there already" if done else ""
+    console.print(
+        f"data    {cost.sequences:,} sequences, {cost.tokens:,} tokens, {examples.learnt:,} to learn{cut}\n"
+        f"target  {target.architecture}, {target.n_layers} layers of {target.hidden_size}, {target.dtype}\n"
+        f"states  {manifest.spec}, target {manifest.spec.target}, in {manifest.dtype}\n"
+        f"cost    about {_time(cost.seconds)}{there}; "
+        f"{_size(cost.bytes_left)} of disk, {_size(cost.bytes_free)} free"
+    )
+
+
+def _run(console: Console, job: Any, out: Path, cost: Estimate) -> None:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    with Progress(
+        TextColumn("dump"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f} %  {task.completed:,.0f} tokens, {task.fields[speed]} tokens/s"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+    ) as bar:
+        task = bar.add_task("dump", total=cost.tokens, completed=cost.tokens - cost.tokens_left, speed="-")
+
+        def report(tokens: int) -> None:
+            speed = bar.tasks[0].finished_speed or bar.tasks[0].speed
+            bar.update(task, completed=tokens, speed=f"{speed:,.0f}" if speed else "-")
+
+        try:
+            manifest = job.run(out, report)
+        except KeyboardInterrupt:
+            console.print(f"{out} holds what was complete; the same command continues there")
+            raise
+    console.print(f"saved {out}: {manifest.sequences:,} sequences in {len(manifest.shards):,} shards")
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def check_finite(manifest: Manifest, shard: ShardTensors, examples: Sequence[Exa
         first: index of the first of them in the data.
 
     Raises:
-        StoreError: naming the point, the conversation and the position.
+        StoreError: naming the shallowest such point, the conversation and the position.
     """
     for point, states in _points(manifest, shard):
         finite = torch.isfinite(states)
@@ -73,8 +73,14 @@ def check_finite(manifest: Manifest, shard: ShardTensors, examples: Sequence[Exa
         )
 
 
-def _points(manifest: Manifest, shard: ShardTensors) -> Iterator[tuple[str, Tensor]]:
-    for point, (first, last) in zip(manifest.spec.inputs, manifest.columns, strict=True):
-        yield str(point), shard.states[:, first:last]
+def _points(manifest: Manifest, shard: ShardTensors) -> list[tuple[str, Tensor]]:
+    """Each point's states, the shallowest first: attention spreads a NaN over all rows of deeper ones."""
+    spec = manifest.spec.resolve(manifest.n_layers, manifest.split_boundaries)
+    inputs = zip(spec.inputs, manifest.spec.inputs, manifest.columns, strict=True)
+    ordered = sorted(
+        inputs, key=lambda item: manifest.n_layers if item[0].boundary is None else item[0].boundary
+    )
+    found = [(str(point), shard.states[:, first:last]) for _, point, (first, last) in ordered]
     if shard.target is not None:
-        yield f"target {manifest.spec.target}", shard.target
+        found.append((f"target {manifest.spec.target}", shard.target))
+    return found

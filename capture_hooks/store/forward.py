@@ -112,7 +112,8 @@ class Target:
             widths = tuple(span.stop - span.start for span in states.columns.values())
             target_width = states.target.shape[-1]
             ours = self._argmax(tokens[None].to(self.device), (len(tokens),)).cpu()
-        logits = self._model(input_ids=tokens[None].to(self.device), use_cache=False).logits[0].float().cpu()
+        own = self._model(input_ids=tokens[None].to(self.device), use_cache=False)
+        logits = own.logits[0].float().cpu()
         best = logits.max(-1).values
         chosen = logits.gather(-1, ours[:, None])[:, 0]
         # Equal up to ties that rounding may break either way: far below any gap that wrong wiring makes.
@@ -121,8 +122,8 @@ class Target:
             at = int(wrong[0])
             raise StoreError(
                 f"{type(self.anatomy.model).__name__} does not compute its logits from its decoder's output "
-                f"alone: at position {at} its greedy token is {int(logits[at].argmax())}, the output layer over "
-                f"the decoder's output gives {int(ours[at])}; this model cannot be dumped"
+                f"alone: at position {at} its greedy token is {int(logits[at].argmax())}, the output layer "
+                f"over the decoder's output gives {int(ours[at])}; this model cannot be dumped"
             )
         return widths, target_width
 

@@ -1,10 +1,11 @@
 """Writing and reading dumps: exactness, damage, disagreement, and refusals by the system."""
 
+import itertools
 import json
 import os
 import re
-import subprocess
-import sys
+import resource
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -181,6 +182,39 @@ def test_an_unfinished_dump_is_continued_and_not_read_by_accident(tmp_path):
     assert contents(whole) == contents(tmp_path / "b")
 
 
+def die_at(step, directory, sequences):
+    """Write in a child process that dies at its ``step``-th fsync or rename; whether it died."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    left = itertools.count(step, -1)
+
+    def dying(call):
+        return lambda *arguments: os._exit(9) if next(left) == 0 else call(*arguments)
+
+    os.fsync, os.replace = dying(os.fsync), dying(os.replace)
+    try:
+        write(directory, sequences)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_may_die_between_any_two_steps(tmp_path):
+    sequences = [sequence(n, n) for n in (4, 9, 3, 11)]
+    whole = contents(write(tmp_path / "whole", sequences))
+    for step in itertools.count():
+        directory = tmp_path / str(step)
+        died = die_at(step, directory, sequences)
+        if not died:
+            break
+        if (directory / "manifest.json").exists():
+            for read, wrote in zip(Dump.open(directory, partial=True, verify=True), sequences, strict=False):
+                assert_same(read, wrote)
+        assert contents(write(directory, sequences)) == whole
+    assert step == 3 + 4 * 6  # fsync, rename, fsync: of the first manifest, then of 4 shards and 4 manifests
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -330,30 +364,34 @@ def test_foreign_directories(tmp_path):
         pass
 
 
-FILE_SIZE_SCRIPT = """
-import resource, sys
-sys.path.insert(0, sys.argv[2])
-import test_format
-from capture_hooks.store import DumpWriter
-with test_format.DumpWriter(sys.argv[1], test_format.manifest([4, 400])) as writer:
-    writer.write([test_format.sequence(4)])
-    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-    import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        writer.write([test_format.sequence(400)])
-    except test_format.StoreError as error:
-        print(error)
-"""
+def in_child(action):
+    """Run ``action`` in a forked process, so that its limits and rights are its own; the error it met."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            action()
+        except StoreError as error:
+            os.write(writing, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading) as pipe:
+        said = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return said
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_file_that_may_not_grow_leaves_nothing_half_written(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", FILE_SIZE_SCRIPT, tmp_path / "d", Path(__file__).parent],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "shard-00001.safetensors: the file would be larger than is allowed" in done.stdout
+    def outgrow():
+        with DumpWriter(tmp_path / "d", manifest([4, 400])) as writer:
+            writer.write([sequence(4)])
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+            writer.write([sequence(400)])
+
+    assert "shard-00001.safetensors: the file would be larger than is allowed" in in_child(outgrow)
     assert sorted(contents(tmp_path / "d")) == ["manifest.json", "shard-00000.safetensors"]
     dump = Dump.open(tmp_path / "d", partial=True, verify=True)
     assert_same(dump[0], sequence(4))
@@ -376,27 +414,15 @@ def test_a_full_disk_is_one_line(tmp_path):
     assert_same(Dump.open(tmp_path / "d")[0], sequence(4))
 
 
-PERMISSION_SCRIPT = """
-import os, sys
-sys.path.insert(0, sys.argv[2])
-import test_format
-if os.geteuid() == 0:
-    os.seteuid(65534)  # root may write anywhere
-try:
-    with test_format.DumpWriter(sys.argv[1], test_format.manifest([4])):
-        pass
-except test_format.StoreError as error:
-    print(error)
-"""
-
-
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_no_permission(tmp_path):
     tmp_path.chmod(0o500)
-    done = subprocess.run(
-        [sys.executable, "-c", PERMISSION_SCRIPT, tmp_path / "d", Path(__file__).parent],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == f"cannot write {tmp_path / 'd'}: permission denied\n"
+
+    def intrude():
+        if os.geteuid() == 0:
+            os.seteuid(65534)  # root may write anywhere
+        with DumpWriter(tmp_path / "d", manifest([4])):
+            pass
+
+    assert in_child(intrude) == f"cannot write {tmp_path / 'd'}: permission denied"
     assert contents(tmp_path) == {}

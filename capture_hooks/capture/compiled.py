@@ -17,7 +17,6 @@ from torch import nn
 
 from .plan import Plan
 
-
 ALREADY_COMPILED = (
     "the model's compiled code was made without these hooks (it, or another instance of its class, ran before the "
     "session was entered): call torch._dynamo.reset() and enter the session before the first compiled call, "

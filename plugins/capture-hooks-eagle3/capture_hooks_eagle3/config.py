@@ -9,6 +9,9 @@ from typing import Any, Literal, Self
 from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.errors import HeadError
 
+#: What transformers' configurations call the longest sequence.
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -141,7 +144,12 @@ class Eagle3Config:
             rope=dict(self.rope) if self.rope is not None else _rope(target),
             max_position_embeddings=self.max_position_embeddings
             or _read(
-                target, "max_position_embeddings", "max_position_embeddings", "n_positions", "seq_length"
+                target,
+                "max_position_embeddings",
+                "max_position_embeddings",
+                "n_positions",
+                "max_seq_len",
+                "seq_length",
             ),
         )
 

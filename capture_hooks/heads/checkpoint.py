@@ -52,6 +52,7 @@ def save_head(
     *,
     model: nn.Module,
     witness: Witness,
+    dtype: torch.dtype | None = None,
     overwrite: bool = False,
 ) -> SaveReport:
     """Write ``model.safetensors``, ``config.json`` and ``capture/witness.safetensors``, all or none.
@@ -65,6 +66,7 @@ def save_head(
         directory: where to; its parents are made.
         model: the target the head was trained on.
         witness: states of held-out tokens on that target, from `make_witness`.
+        dtype: round the weights to this dtype; None keeps the head's own.
         overwrite: replace a head that is already there (never before the new one is complete).
 
     Returns:
@@ -80,6 +82,8 @@ def save_head(
     _check_belongs(head, witness, anatomy)
     order = depth_order(head.spec, anatomy.n_layers)
     tensors, fields = head.export(order)
+    if dtype is not None:
+        tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
     files.check_finite(tensors, f"the head {provider.name}")
     if len(head.draft_token_ids) == anatomy.vocab_size:
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}

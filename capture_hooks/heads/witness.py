@@ -176,7 +176,8 @@ class Witness:
             raise HeadError(f"{path}: starts {starts.tolist()} do not cut {rows} tokens into sequences")
         if other := sorted(name for name, state in tensors.items() if state.ndim != 2 or len(state) != rows):
             raise HeadError(f"{path}: {', '.join(other)} do not hold one row for each of {rows} tokens")
-        return cls(spec, token_ids, starts, tensors, metadata.get("made_with", "unknown"))
+        states = {str(point): tensors[str(point)] for point in _points(spec)}
+        return cls(spec, token_ids, starts, states, metadata.get("made_with", "unknown"))
 
 
 def make_witness(

@@ -117,6 +117,17 @@ def test_config_holds_what_every_reader_needs(target, saved):
     }
 
 
+def test_weights_may_be_rounded(target, witness_of, make_head, tmp_path):
+    spec = CaptureSpec.parse("post.1, post.3")
+    head = make_head(target, spec)
+    save_head(head, tmp_path / "head", model=target, witness=witness_of(target, spec), dtype=torch.bfloat16)
+    loaded = load_head(tmp_path / "head", target)
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["dtype"] == "bfloat16"
+    for name, parameter in head.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter.bfloat16())
+    assert torch.equal(loaded.draft_token_ids, head.draft_token_ids)
+
+
 def test_an_un_normed_output_is_not_said_at_the_top(target, witness_of, make_head, tmp_path):
     """SpecForge 0.2.0 would take it for "no norm before lm_head"."""
     spec = CaptureSpec.parse("post.1, post.3")

@@ -100,6 +100,7 @@ def test_saved_and_loaded_it_is_bitwise_the_same(witness, tmp_path):
     witness.save(path)
     read = Witness.load(path)
     assert read.spec == witness.spec
+    assert list(read.states) == list(witness.states)
     assert read.made_with == witness.made_with
     for name in witness.states:
         assert torch.equal(read.states[name], witness.states[name])

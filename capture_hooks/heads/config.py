@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
@@ -190,8 +189,3 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": parameters.get("rope_theta", 10000.0),
         "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
     }
-
-
-def floating_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
-    """The dtype of a head's weights."""
-    return next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())

@@ -104,6 +104,11 @@ def write_config(path: Path, document: Mapping[str, Any]) -> None:
     _sync(path)
 
 
+def infos_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
+    """Tensors in memory as a header would declare them."""
+    return {name: TensorInfo(tuple(tensor.shape), str(tensor.dtype)) for name, tensor in tensors.items()}
+
+
 def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     """Refuse NaN and infinity.
 

@@ -31,6 +31,10 @@ def train(
     eval_data: Annotated[
         Path | None, typer.Option(help="A dump or data to evaluate on, instead of a held-out part.")
     ] = None,
+    too_long: Annotated[
+        Literal["error", "truncate", "skip"],
+        typer.Option(help="What to do with --data longer than the target's context."),
+    ] = "error",
     held_out: Annotated[float, typer.Option(help="Share of the prompts held out for evaluation.")] = 0.05,
     head: Annotated[str, typer.Option(help="Kind of head.")] = "eagle3",
     spec: Annotated[
@@ -71,8 +75,8 @@ def train(
         Literal["float32", "bf16", "fp16"], typer.Option(help="Autocast of the head.")
     ] = "float32",
     bf16: Annotated[bool, typer.Option("--bf16", help="Short for --precision bf16.")] = False,
-    dtype: Annotated[
-        str, typer.Option(help="The target's dtype: auto, float32, bfloat16, float16.")
+    model_dtype: Annotated[
+        str, typer.Option(help="The target's dtype: auto, float32, bfloat16 or float16.")
     ] = "auto",
     device: Annotated[
         str | None, typer.Option(help="Where to train; default: a GPU if there is one.")
@@ -138,16 +142,16 @@ def train(
     )
     from ._train_view import TrainView
 
-    target = load_target(model, dtype, device)
+    target = load_target(model, model_dtype, device)
     first = int(os.environ.get("RANK", "0")) == 0
     with TrainView() as view:
         try:
             run(
                 target,
-                read(dump or data, model),
+                read(dump or data, model, target, too_long),
                 config,
                 out=out,
-                eval_data=read(eval_data, model) if eval_data is not None else None,
+                eval_data=read(eval_data, model, target, too_long) if eval_data is not None else None,
                 resume=resume,
                 overwrite=overwrite,
                 reporter=view,
@@ -177,9 +181,11 @@ def pairs(texts: list[str] | None, option: str) -> dict[str, Any]:
     return found
 
 
-def read(path: Path | None, model: str) -> Any:
+def read(
+    path: Path | None, model: str, target: nn.Module, too_long: Literal["error", "truncate", "skip"]
+) -> Any:
     """A dump where there is one, else examples."""
-    from ..store import Dump, read_examples
+    from ..store import Dump, context_length, read_examples
 
     assert path is not None
     if (path / "manifest.json").exists():
@@ -190,7 +196,7 @@ def read(path: Path | None, model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError):  # a model without a tokenizer can still be trained on token ids
         tokenizer = None
-    return read_examples(path, tokenizer)
+    return read_examples(path, tokenizer, max_length=context_length(target), too_long=too_long)
 
 
 def load_target(model: str, dtype: str, device: str | None) -> nn.Module:

@@ -19,12 +19,13 @@ from ..heads import load_head, readout_of
 from ..heads.contract import DraftHead
 from ..plugins import registry
 from ..spec import CaptureSpec
-from ..store import Dump
+from ..store import Dump, Example, context_length
+from ..store.checks import check_examples
 from .config import TrainConfig
 from .data import Sequences, WindowDataset, pack, windows
 from .online import LiveCapture
 from .sampler import shuffled
-from .sources import DumpSequences, Example, LiveSequences
+from .sources import DumpSequences, LiveSequences
 from .split import Split, choose_draft_vocabulary, coverage, split_by_prompt, token_counts
 
 #: Training tokens shown to a head before its first step (`DraftHead.calibrate`).
@@ -64,6 +65,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     Raises:
         TrainingError: for data with nothing to learn, or settings that do not fit the target.
         StoreError: for a dump of another spec or another target.
+        DataError: for examples that the target cannot read.
         HeadError: for a head to start from that does not fit.
     """
     anatomy = find_anatomy(model)
@@ -126,6 +128,7 @@ def _source(data: Data, anatomy: Anatomy, spec: CaptureSpec) -> Sequences:
         checked = Dump.open(data.directory, spec, TargetFingerprint.of(anatomy))
         source: Sequences = DumpSequences(checked)
     else:
+        check_examples(data, anatomy.vocab_size, context_length(anatomy.model))
         source = LiveSequences(data)
     if not len(source):
         raise TrainingError("the data set is empty: it holds no sequence to train on")

@@ -29,6 +29,8 @@ def find_checkpoint(out: Path, run: Path, resume: bool, overwrite: bool) -> Path
             raise TrainingError(f"nothing to resume: {run} holds no whole checkpoint; start without resume")
         return found[-1]
     if overwrite:
+        if out.exists() and not (out / "config.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+            raise TrainingError(f"{out} holds something other than a head, which is not overwritten")
         return None
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} exists already; choose another place, or overwrite it")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import TrainingError
-from ..store import Dump
+from ..store import Dump, Example
 
 
 class DumpSequences:
@@ -59,24 +58,11 @@ class DumpSequences:
         return piece
 
 
-class Example(Protocol):
-    """Token ids and which of them are to be learnt."""
-
-    @property
-    def token_ids(self) -> Sequence[int] | Tensor: ...
-
-    @property
-    def loss_mask(self) -> Sequence[bool] | Tensor: ...
-
-
 class LiveSequences:
     """Examples without states; `LiveCapture` adds them to a batch."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
-        self._tokens = [
-            (torch.as_tensor(e.token_ids, dtype=torch.int64), torch.as_tensor(e.loss_mask, dtype=torch.bool))
-            for e in examples
-        ]
+        self._tokens = [(e.token_ids, e.loss_mask) for e in examples]
 
     def __len__(self) -> int:
         return len(self._tokens)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from capture_hooks.errors import CaptureHooksError, HeadError, StoreError, TrainingError
+from capture_hooks.errors import CaptureHooksError, DataError, HeadError, StoreError, TrainingError
 from capture_hooks.heads import load_head
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump, write_dump
@@ -194,6 +194,23 @@ def test_an_empty_data_set(target):
     refused(TrainingError, "the data set is empty", target, [], work.config())
 
 
+def test_conversations_longer_than_the_context(target):
+    import copy
+
+    short = copy.copy(target.config)
+    short.max_position_embeddings = 20
+    kept, target.config = target.config, short
+    try:
+        refused(DataError, "the model's context ends at 20", target, work.examples(), work.config())
+    finally:
+        target.config = kept
+
+
+def test_tokens_of_another_vocabulary(target):
+    items = [type(e)(e.token_ids + 10_000, e.loss_mask, e.source) for e in work.examples()]
+    refused(DataError, "another model or tokenizer", target, items, work.config())
+
+
 def test_nothing_but_masked_tokens(target):
     items = [type(e)(e.token_ids, torch.zeros_like(e.loss_mask), e.source) for e in work.examples()]
     refused(
@@ -241,7 +258,7 @@ def test_nan_in_the_states(target, dump, tmp_path):
     first = 8 + size + json.loads(raw[8 : 8 + size])["states"]["data_offsets"][0]
     raw[first : first + 4] = struct.pack("<f", float("nan"))
     shard.write_bytes(raw)
-    with pytest.raises(TrainingError, match=r"states of sequence 0 hold NaN or infinity .* token 0, column 0"):
+    with pytest.raises(TrainingError, match=r"states of sequence 0 hold NaN .* token 0, column 0"):
         train(target, Dump.open(broken), work.config(held_out=0.0), out=tmp_path / "head")
     assert not (tmp_path / "head").exists()
 

@@ -16,8 +16,8 @@ from capture_hooks.training.split import (
 
 class Example:
     def __init__(self, prompt, answer):
-        self.token_ids = list(prompt) + list(answer)
-        self.loss_mask = [False] * len(prompt) + [True] * len(answer)
+        self.token_ids = torch.tensor([*prompt, *answer], dtype=torch.int64)
+        self.loss_mask = torch.tensor([False] * len(prompt) + [True] * len(answer))
 
 
 prompts = st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=5), min_size=2, max_size=60)

@@ -25,8 +25,8 @@ def readout_of(anatomy: Anatomy, spec: CaptureSpec) -> TargetReadout:
         )
     if anatomy.readout_gap is not None:
         raise HeadError(
-            f"{type(anatomy.model).__name__}'s logits cannot be computed from {spec.target}: {anatomy.readout_gap}; "
-            "a draft head learns from logits that are a scaled projection of its target point"
+            f"{type(anatomy.model).__name__}'s logits cannot be computed from {spec.target}: "
+            f"{anatomy.readout_gap}; a draft head learns from a scaled projection of its target point"
         )
     weight, bias = getattr(anatomy.lm_head, "weight", None), getattr(anatomy.lm_head, "bias", None)
     if (

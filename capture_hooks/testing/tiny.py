@@ -63,7 +63,7 @@ def model(family: str, *, seed: int = 0, **overrides: Any) -> PreTrainedModel:
 
     entry = FAMILIES[family]
     config = entry.config(**overrides)
-    auto = AutoModelForImageTextToText if entry.multimodal else AutoModelForCausalLM
+    auto: Any = AutoModelForImageTextToText if entry.multimodal else AutoModelForCausalLM
     with _seeded(seed):
         built: PreTrainedModel = auto.from_config(config)
         randomise(built)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capture_hooks.capture.anatomy import Anatomy
-from capture_hooks.errors import BindError
 from torch import nn
 from transformers import PreTrainedModel
+
+from capture_hooks.capture.anatomy import Anatomy
+from capture_hooks.errors import BindError
 
 from .wiring import wiring_of
 
@@ -41,7 +42,8 @@ class TransformersAnatomy:
             )
         if getattr(model.config, "is_encoder_decoder", False):
             raise BindError(
-                f"{type(model).__name__} is an encoder-decoder model; capture specs describe decoder-only models"
+                f"{type(model).__name__} is an encoder-decoder model; "
+                "capture specs describe decoder-only models"
             )
         wiring = wiring_of(type(model), model.config)
         layers = [_find(model, name) for name in wiring.layers]
@@ -74,7 +76,8 @@ def _find(model: nn.Module, name: str) -> tuple[str, nn.Module]:
     Raises:
         BindError: when the live model has no such module.
     """
-    module, path = model, []
+    module: nn.Module = model
+    path: list[str] = []
     for part in name.split(".") if name else []:
         while part not in module._modules:
             inner = next((w for w in _WRAPPED if module._modules.get(w) is not None), None)
@@ -96,6 +99,6 @@ def _check_count(model: PreTrainedModel, expected: tuple[str, ...], first: str) 
     siblings = len(list(model.get_submodule(parent).children()))
     if siblings != len(expected):
         raise BindError(
-            f"{type(model).__name__} holds {siblings} layers in {parent}, but its config says {len(expected)}: "
-            "set num_hidden_layers of the config to what the model has"
+            f"{type(model).__name__} holds {siblings} layers in {parent}, but its config says "
+            f"{len(expected)}: set num_hidden_layers of the config to what the model has"
         )

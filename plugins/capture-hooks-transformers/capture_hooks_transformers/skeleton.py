@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from capture_hooks.errors import BindError
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode  # also what torch.export traces with
 from transformers import PretrainedConfig, PreTrainedModel
+
+from capture_hooks.errors import BindError
 
 BATCH, LENGTH = 2, 3  # unequal, so that a transposed stream is noticed
 
@@ -34,25 +36,37 @@ class Skeleton:
         """
         settings = copy.deepcopy(config)
         try:
-            # The meta device is what from_pretrained builds on, so every class supports it; eager attention is
-            # the one implementation that every class has on every device.
+            # The meta device is what from_pretrained builds on, so every class supports it; eager
+            # attention is the one implementation that every class has on every device.
             with torch.device("meta"):
-                self.model = model_class._from_config(settings, dtype=dtype, attn_implementation="eager")
+                build: Any = model_class._from_config  # transformers leaves it unannotated
+                self.model: PreTrainedModel = build(settings, dtype=dtype, attn_implementation="eager")
         except Exception as error:  # any class's own constructor: whatever it raises becomes one clear error
             raise BindError(
                 f"cannot follow how {model_class.__name__} runs its layers: building a copy without weights "
                 f"from its config failed ({short(error)})"
             ) from error
-        self.model.eval()  # type: ignore[no-untyped-call]  # transformers leaves nn.Module.eval unannotated
+        self.model.eval()
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self.mode:
             _to_fake(self.model)
 
     def run(self) -> Any:
         """One text-only forward without a cache; the model's own output object."""
-        with self.mode, torch.no_grad():
+        with self.mode, torch.no_grad(), _quiet():
             ids = torch.zeros(BATCH, LENGTH, dtype=torch.long)
             return self.model(input_ids=ids, use_cache=False, return_dict=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing the traceback of an operation that cannot run without values."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _to_fake(model: nn.Module) -> None:

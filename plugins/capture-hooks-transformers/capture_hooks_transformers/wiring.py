@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from capture_hooks.errors import BindError
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
+
+from capture_hooks.errors import BindError
 
 from .readout import Readout, follow_readout
 from .skeleton import BATCH, LENGTH, Skeleton, short
@@ -36,27 +37,38 @@ def wiring_of(model_class: type[PreTrainedModel], config: PretrainedConfig) -> W
     Raises:
         BindError: saying what stands in the way.
     """
-    return _remembered(model_class, _Key(config))
+    return _remembered(_Key(model_class, config))
 
 
 class _Key:
-    """A config that hashes and compares by its contents."""
+    """A class and a config, hashed and compared by the config's contents."""
 
-    def __init__(self, config: PretrainedConfig) -> None:
+    def __init__(self, model_class: type[PreTrainedModel], config: PretrainedConfig) -> None:
+        self.model_class = model_class
         self.config = config
-        self.text = config.to_json_string(use_diff=False)
+        self._content = (
+            model_class.__module__,
+            model_class.__qualname__,
+            config.to_json_string(use_diff=False),
+        )
 
     def __hash__(self) -> int:
-        return hash(self.text)
+        return hash(self._content)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and self.text == other.text
+        return (
+            isinstance(other, _Key)
+            and self.model_class is other.model_class
+            and self._content == other._content
+        )
 
 
 @functools.lru_cache(maxsize=64)
-def _remembered(model_class: type[PreTrainedModel], key: _Key) -> Wiring:
+def _remembered(key: _Key) -> Wiring:
+    model_class = key.model_class
     failures: list[str] = []
-    for dtype in (torch.bfloat16, torch.float32):  # some fused kernels exist in one of them only
+    # float32 first: there a cast to float32 hands on the same tensor.  Some fused kernels want bfloat16.
+    for dtype in (torch.float32, torch.bfloat16):
         skeleton = Skeleton(model_class, key.config, dtype)
         decoder_name, lists = _lists(skeleton.model)
         try:
@@ -73,21 +85,23 @@ def _remembered(model_class: type[PreTrainedModel], key: _Key) -> Wiring:
                 return _understand(skeleton, trace, decoder_name, lists)
             except Exception as error:
                 failures.append(short(error))
+    replaced = "; ".join(dict.fromkeys(failures[2:]))
     raise BindError(
         f"cannot follow how {model_class.__name__} runs its layers: its forward does not run without values "
-        f"({failures[0]}), nor with its layers replaced ({failures[2]})"
+        f"({failures[0]}), nor with its layers replaced ({replaced})"
     )
 
 
 def _lists(model: PreTrainedModel) -> tuple[str, list[tuple[str, nn.ModuleList]]]:
     """The decoder's name and its outermost module lists: those of the config's length, else all of them.
 
-    ``get_decoder()`` is asked first, so that a vision tower's list never counts; it guesses by attribute names,
-    so the base model and the model itself are looked at next.
+    ``get_decoder()`` is asked first, so that a vision tower's list never counts; it guesses by attribute
+    names, so the base model and the model itself are looked at next.
     """
     n = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
     fallback: tuple[str, list[tuple[str, nn.ModuleList]]] | None = None
-    for decoder in (model.get_decoder(), model.base_model, model):
+    guess = model.get_decoder()  # type: ignore[no-untyped-call]  # transformers leaves it unannotated
+    for decoder in (guess, model.base_model, model):
         name = next((name for name, module in model.named_modules() if module is decoder), None)
         lists = _candidates(name, decoder) if name is not None else []
         if name is None or not lists:
@@ -114,7 +128,7 @@ def _understand(
     skeleton: Skeleton, trace: Trace, decoder_name: str, lists: list[tuple[str, nn.ModuleList]]
 ) -> Wiring:
     name, calls = _the_layers(skeleton.model, trace, lists)
-    width = _check_streams(name, calls)
+    width = _check_streams(name, calls, skeleton.model.config.get_text_config(decoder=True))
     _check_chain(name, calls)
     _check_single_stream(name, calls, width)
     return Wiring(
@@ -147,12 +161,12 @@ def _the_layers(
     if len(found) == 1:
         return found[0]
     raise BindError(
-        f"{type(model).__name__}: expected one list whose layers are each called once and in order for a text, "
-        f"found {len(found)} among {', '.join(orders)}; 'leaving layer k' has no single meaning here"
+        f"{type(model).__name__}: expected one list whose layers are each called once and in order for a "
+        f"text, found {len(found)} among {', '.join(orders)}; 'leaving layer k' has no single meaning here"
     )
 
 
-def _check_streams(name: str, calls: list[Call]) -> int:
+def _check_streams(name: str, calls: list[Call], text_config: PretrainedConfig) -> int:
     """Every layer takes and gives one [batch, tokens, width] tensor; returns the width."""
     width: int | None = None
     for k, call in enumerate(calls):
@@ -162,10 +176,17 @@ def _check_streams(name: str, calls: list[Call]) -> int:
             width = value.shape[-1] if width is None else width
             if tuple(value.shape) != (BATCH, LENGTH, width):
                 raise BindError(
-                    f"{name}.{k} {what} a tensor of shape {list(value.shape)} for {BATCH} sequences of {LENGTH} tokens, "
-                    f"not [{BATCH}, {LENGTH}, {width}]: not one residual stream with a row per token"
+                    f"{name}.{k} {what} a tensor of shape {list(value.shape)} for {BATCH} sequences of "
+                    f"{LENGTH} tokens, not [{BATCH}, {LENGTH}, {width}]: this is not one residual stream "
+                    "with a row per token"
                 )
     assert width is not None
+    hidden_size = getattr(text_config, "hidden_size", width)
+    if width != hidden_size:
+        raise BindError(
+            f"{name}.0 takes a stream {width} wide, but the config's hidden_size is {hidden_size}: this "
+            "model carries several streams side by side"
+        )
     return width
 
 
@@ -174,8 +195,8 @@ def _check_chain(name: str, calls: list[Call]) -> None:
         handed = Call("", after.module, [after.stream], [_version(after)])  # type: ignore[list-item]  # checked above
         if not handed.fed(before.value, before.version_out):
             raise BindError(
-                f"the model changes the stream between {name}.{k} and {name}.{k + 1} in a way this plugin does not know, "
-                f"so the output of a layer is not the stream that enters the next"
+                f"the model changes the stream between {name}.{k} and {name}.{k + 1} in a way this plugin "
+                "does not know, so the output of a layer is not the stream that enters the next"
             )
 
 
@@ -187,7 +208,7 @@ def _check_single_stream(name: str, calls: list[Call], width: int) -> None:
             carried = other.is_floating_point() and other.ndim >= 3 and other.shape[-1] == width
             if carried and other.untyped_storage()._cdata not in known:
                 raise BindError(
-                    f"{name}.{k} takes a second tensor of the stream's width (shape {list(other.shape)}) that "
+                    f"{name}.{k} takes a second tensor of the stream's width ({list(other.shape)}) that "
                     f"changes from layer to layer: this model carries several streams"
                 )
 
@@ -221,7 +242,7 @@ def _deepstack_boundaries(config: PretrainedConfig, decoder: nn.Module, n_layers
 def _name_of(model: nn.Module, module: nn.Module | None, what: str) -> str:
     for name, candidate in model.named_modules():
         if candidate is module:
-            return name
+            return str(name)
     raise BindError(
         f"{type(model).__name__}.{what} returns {type(module).__name__}, which is no part of the model"
     )

@@ -3,10 +3,11 @@
     python benchmarks/dump.py MODEL [DATA] [--rounds 12] [--spec ...] [--dtype ...]
 
 The bare forward is ``model(input_ids, attention_mask)`` under inference mode over exactly the batches that
-the dump makes: no hooks, nothing kept.  The dump is the whole of `DumpJob.run`: forward, greedy tokens, checks,
-checksums, shards and manifest on disk.  It may come out ahead: it spares the output layer on padding, and the
-attention mask.  Each round times both, in alternating order; the ratio of a round is paired.  CPU time of the
-whole process (all threads) is compared, as wall time on a shared machine says little; both are shown.
+the dump makes: no hooks, nothing kept.  The dump is the whole of `DumpJob.run`: forward, greedy tokens,
+checks, checksums, shards and manifest on disk.  It may come out ahead: it spares the output layer on padding,
+and the attention mask.  Each round times both, in alternating order; the ratio of a round is paired.  CPU
+time of the whole process (all threads) is compared, as wall time on a shared machine says little; both are
+shown.
 """
 
 from __future__ import annotations

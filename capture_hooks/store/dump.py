@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -67,6 +67,10 @@ class Dump(Sequence[StoredSequence]):
         for record in manifest.shards:
             check_file(path / record.file, record.bytes, record.sha256 if verify else None)
         return cls(path, manifest)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A data loader's worker maps the files itself instead of receiving copies.
+        return type(self), (self.directory, self.manifest)
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0

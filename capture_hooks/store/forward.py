@@ -39,12 +39,16 @@ class Captured:
     target: Tensor | None
     argmax: Tensor
     lengths: tuple[int, ...]
-    arrived: torch.cuda.Event | None = None
+    arrived: tuple[torch.cuda.Event, ...] = ()
+
+    def wait(self) -> None:
+        """Until the copies are there."""
+        for event in self.arrived:
+            event.synchronize()
 
     def fill(self, shard: ShardTensors, starts: Sequence[int]) -> None:
         """Write each sequence's rows into ``shard`` from its start, cast to the shard's dtype."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        self.wait()
         at = 0
         for row, (start, length) in enumerate(zip(starts, self.lengths, strict=True)):
             rows = slice(start, start + length)
@@ -150,15 +154,20 @@ def _needs_whole_model(model: nn.Module, anatomy: Anatomy, spec: CaptureSpec) ->
 
 
 def _to_cpu(states: Tensor, target: Tensor | None, argmax: Tensor, lengths: tuple[int, ...]) -> Captured:
-    """Start the copies; on CUDA they run behind the kernels already queued, into pinned memory."""
     tensors = [states, argmax] if target is None else [states, argmax, target]
-    arrived = None
-    if states.device.type == "cuda":
-        copies = [torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True) for t in tensors]
-        for copy, tensor in zip(copies, tensors, strict=True):
-            copy.copy_(tensor, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # unannotated in torch
-        arrived.record(torch.cuda.current_stream(states.device))
-    else:
-        copies = [tensor.cpu() for tensor in tensors]
-    return Captured(copies[0], None if target is None else copies[2], copies[1], lengths, arrived)
+    copies = [_start_copy(tensor) for tensor in tensors]
+    # Under a device_map the tensors may lie on several devices; each has its own stream to wait for.
+    events = []
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # unannotated in torch
+        event.record(torch.cuda.current_stream(device))
+        events.append(event)
+    return Captured(copies[0], None if target is None else copies[2], copies[1], lengths, tuple(events))
+
+
+def _start_copy(tensor: Tensor) -> Tensor:
+    """On CUDA the copy runs behind the kernels queued so far, into pinned memory; elsewhere it is made now."""
+    if tensor.device.type != "cuda":
+        return tensor.cpu()
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+    return copy.copy_(tensor, non_blocking=True)

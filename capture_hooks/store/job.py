@@ -23,7 +23,7 @@ from .data import Examples
 from .forward import Captured, Target
 from .manifest import MANIFEST, Dtype, Engine, Manifest
 from .shard import DTYPES, ShardTensors
-from .writer import DumpWriter
+from .writer import DumpWriter, check_same
 
 #: A shard's size unless its tokens are given: it is held in memory twice (filled, and being written).
 SHARD_BYTES = 256 * 2**20
@@ -108,9 +108,17 @@ class DumpJob:
         self._shards = plan_shards(self._lengths, shard_tokens)
 
     def estimate(self, directory: str | Path) -> Estimate:
-        """What it will take to finish the dump in ``directory``; runs the target for a moment."""
+        """What it will take to finish the dump in ``directory``; runs the target for a moment.
+
+        Raises:
+            StoreError: ``directory`` holds another dump.
+        """
         path = Path(directory)
-        done = Manifest.read(path).tokens if (path / MANIFEST).exists() else 0
+        done = 0
+        if (path / MANIFEST).exists():
+            found = Manifest.read(path)
+            check_same(path, found, self.manifest)
+            done = found.tokens
         left = self.manifest.data.tokens - done
         there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
         return Estimate(
@@ -194,8 +202,7 @@ class DumpJob:
             self._target.capture([longest[:8]])
             started = time.perf_counter()
             captured = self._target.capture(batch)
-            if captured.arrived is not None:
-                captured.arrived.synchronize()
+            captured.wait()
             return (time.perf_counter() - started) / sum(captured.lengths)
 
 
@@ -220,6 +227,7 @@ def _engine(model: nn.Module, device: torch.device) -> Engine:
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention is not None:
         settings["attention"] = str(attention)
-    library = type(model).__module__.partition(".")[0]
+    libraries = [cls.__module__.partition(".")[0] for cls in type(model).__mro__]
+    library = "transformers" if "transformers" in libraries else libraries[0]
     version = getattr(__import__(library), "__version__", "unknown")
     return Engine(name=library, version=str(version), settings=settings)

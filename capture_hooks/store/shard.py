@@ -135,7 +135,8 @@ def map_shard(path: Path) -> ShardTensors:
         StoreError: the file is missing, truncated, or not a shard.
     """
     try:
-        with safe_open(path, framework="pt") as file:
+        # A tensor made in inference mode could never take part in training.
+        with torch.inference_mode(False), safe_open(path, framework="pt") as file:
             names = set(file.keys())
             if missing := {"states", "token_ids", "loss_mask", "argmax", "starts"} - names:
                 raise StoreError(f"{path} is not a shard of a dump: it has no tensor {sorted(missing)[0]!r}")

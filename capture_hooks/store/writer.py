@@ -77,11 +77,7 @@ class DumpWriter:
             there.discard(name)
         if MANIFEST in there:
             found = Manifest.read(self.directory)
-            if problems := found.disagreements(self.manifest):
-                raise StoreError(
-                    f"{self.directory} holds another dump ('here' is that dump, 'there' the request): "
-                    f"{'; '.join(problems)}; give another directory, or remove this one"
-                )
+            check_same(self.directory, found, self.manifest)
             for record in found.shards:
                 check_file(self.directory / record.file, record.bytes)
             self.manifest = found
@@ -92,3 +88,16 @@ class DumpWriter:
         else:
             self.manifest = self.manifest.model_copy(update={"shards": ()})
             self.manifest.write(self.directory)
+
+
+def check_same(directory: Path, found: Manifest, wanted: Manifest) -> None:
+    """Whether a dump that was begun is the one that is wanted.
+
+    Raises:
+        StoreError: it is another, naming what differs with both values.
+    """
+    if problems := found.disagreements(wanted):
+        raise StoreError(
+            f"{directory} holds another dump ('here' is that dump, 'there' the request): "
+            f"{'; '.join(problems)}; give another directory, or remove this one"
+        )

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import pickle
 import re
 import resource
 import signal
@@ -159,6 +160,24 @@ def test_reading_maps_instead_of_loading(tmp_path):
     read = Dump.open(directory)[0]
     assert torch.equal(read.states[50_000], wrote.states[50_000])
     assert 0 < resident(shard) < shard.stat().st_size // 8
+
+
+def test_it_travels_to_a_worker_without_its_tensors(tmp_path):
+    wrote = sequence(2000)
+    dump = Dump.open(write(tmp_path / "d", [wrote]))
+    assert_same(dump[0], wrote)
+    packed = pickle.dumps(dump)
+    assert len(packed) < 10_000
+    assert_same(pickle.loads(packed)[0], wrote)
+
+
+def test_a_dump_first_read_in_inference_mode_can_be_trained_from(tmp_path):
+    dump = Dump.open(write(tmp_path / "d", [sequence(4)]))
+    with torch.inference_mode():
+        dump[0]
+    weight = torch.ones(2 * HIDDEN, requires_grad=True)
+    (dump[0].states * weight).sum().backward()
+    assert torch.allclose(weight.grad, dump[0].states.sum(0))
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path):

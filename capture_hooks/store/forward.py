@@ -166,7 +166,7 @@ def _to_cpu(states: Tensor, target: Tensor | None, argmax: Tensor, lengths: tupl
 
 
 def _start_copy(tensor: Tensor) -> Tensor:
-    """On CUDA the copy runs behind the kernels queued so far, into pinned memory; elsewhere it is made now."""
+    """On CUDA it runs behind the kernels queued so far into pinned memory; elsewhere it is done now."""
     if tensor.device.type != "cuda":
         return tensor.cpu()
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)

@@ -1,4 +1,4 @@
-"""Beam search moves sequences between rows of the cache; a capture would silently mix them up, so it is refused.
+"""Beam search moves sequences between rows of the cache; a capture would mix them up, so it is refused.
 
 While a session follows a cache, that cache object (never its class) carries a ``reorder_cache`` that refuses.
 """

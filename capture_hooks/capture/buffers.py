@@ -1,8 +1,8 @@
 """Where captured states are written: straight into one packed tensor per forward, in spec order.
 
-A state is copied once, inside its hook, so that nothing the model later does to its own
-tensors in place can reach it.  Only three kinds of state wait in a tensor of their own until they are packed:
-those on another device than the packed one, and those of a first forward in which some width is not known yet.
+A state is copied once, inside its hook, so that nothing the model later does to its own tensors in
+place can reach it.  Two kinds of state wait in a tensor of their own until they are packed: those on
+another device than the packed one, and those of a first forward in which some width is not known yet.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Widths:
         elif known != width:
             tap = self._plan.taps[index]
             raise CaptureError(
-                f"{tap.point} ({tap.place.name}) gave a state of shape {list(state.shape)}: width {width} where "
-                f"{known} was expected; this point is not of the stream's width in this model"
+                f"{tap.point} ({tap.place.name}) gave a state of shape {list(state.shape)}: width {width} "
+                f"where {known} was expected; this point is not of the stream's width in this model"
             )
 
     def _note(self) -> None:
@@ -139,7 +139,8 @@ class Allocator:
         if state.shape[:-1].numel() != forward.lead.numel():
             raise CaptureError(
                 f"{tap.point} ({tap.place.name}) gave a state of shape {list(state.shape)} in a forward of "
-                f"{list(forward.lead)} tokens: {state.shape[:-1].numel()} rows where {forward.lead.numel()} were expected"
+                f"{list(forward.lead)} tokens: {state.shape[:-1].numel()} rows where "
+                f"{forward.lead.numel()} were expected"
             )
         self.widths.learn(index, state)
         rows = state.reshape(-1, state.shape[-1])
@@ -151,8 +152,8 @@ class Allocator:
             return
         if self._dtype is None and self._out is None and view.dtype != rows.dtype:
             raise CaptureError(
-                f"{tap.point} ({tap.place.name}) is {rows.dtype} but the states before it in this forward are "
-                f"{view.dtype}; say which to keep: bind(..., dtype=torch.float32)"
+                f"{tap.point} ({tap.place.name}) is {rows.dtype} but the states before it in this forward "
+                f"are {view.dtype}; say which to keep: bind(..., dtype=torch.float32)"
             )
         if forward.kept is not None:
             rows = rows.index_select(0, forward.kept.to(rows.device))

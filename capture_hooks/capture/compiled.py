@@ -1,9 +1,9 @@
 """What ``torch.compile`` means for hooks.
 
-Compiled code does not look again at hooks (``torch._dynamo.config.skip_nnmodule_hook_guards``): those that were there
-when a module was first compiled run, later ones are silently ignored, and a second instance of the same class
-reuses the first one's code.  Hooks on the compiled module itself stay outside its code and always run; so a
-session watches from there, and a forward in which the inner hooks stayed silent is an error.
+Compiled code does not look again at hooks (``torch._dynamo.config.skip_nnmodule_hook_guards``): those that
+were there when a module was first compiled run, later ones are silently ignored, and a second instance of
+the same class reuses the first one's code.  Hooks on the compiled module itself stay outside its code and
+always run; so a session watches from there, and a forward in which the inner hooks stayed silent is an error.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import nn
 from .plan import Plan
 
 ALREADY_COMPILED = (
-    "the model's compiled code was made without these hooks (it, or another instance of its class, ran before the "
-    "session was entered): call torch._dynamo.reset() and enter the session before the first compiled call, "
-    "compile layer by layer (layer.compile()), or bind the model uncompiled"
+    "the model's compiled code was made without these hooks (it, or another instance of its class, ran "
+    "before the session was entered): call torch._dynamo.reset() and enter the session before the first "
+    "compiled call, set torch._dynamo.config.skip_nnmodule_hook_guards = False before compiling, compile "
+    "layer by layer (layer.compile()) and capture at layers, or bind the model uncompiled"
 )
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -61,7 +62,7 @@ class Compilation:
         devices = {
             p.device for tap in plan.taps if (p := next(tap.place.module.parameters(), None)) is not None
         }
-        return cls(root, gate, frozenset(inside), len(devices - {torch.device("meta")}) > 1)
+        return cls(root, gate, frozenset(inside), len(devices) > 1)
 
     def compiled_around(self, module: nn.Module) -> bool:
         """Whether hooks of ``module`` run inside compiled code."""

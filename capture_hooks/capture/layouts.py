@@ -131,7 +131,7 @@ def _sum_of_pair(name: str) -> Reader:
                 return hidden + residual
             case _:
                 raise CaptureError(
-                    f"{name} returned {type(output).__name__}, not the pair (hidden, residual) its layout promises"
+                    f"{name} returned {type(output).__name__}, not the pair (hidden, residual) of its layout"
                 )
 
     return read

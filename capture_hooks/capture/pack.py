@@ -21,7 +21,7 @@ from .states import Phase, States
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows, one of each tensor per token; ``base`` is how many tokens of its request the session missed."""
+    """One row of each tensor per token; ``base`` is how many tokens of its request the session missed."""
 
     packed: Tensor
     target: Tensor

@@ -194,7 +194,7 @@ class Requests:
                 return group.length
             if cache.has_previous_state():
                 raise CaptureError(
-                    f"a {type(cache).__name__} of recurrent layers already holds tokens and cannot tell how many; "
+                    f"a {type(cache).__name__} of recurrent layers holds tokens and cannot tell how many; "
                     "enter the session before the first forward on it"
                 ) from None
             return 0
@@ -246,8 +246,8 @@ class Requests:
             return self_seen.expand(forward.batch, -1)
         what = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise CaptureError(
-            f"cannot read padding from attention_mask {what} for {forward.batch} sequences of {forward.length} tokens "
-            f"after {forward.start}; pass one of shape [batch, tokens] or none"
+            f"cannot read padding from attention_mask {what} for {forward.batch} sequences of "
+            f"{forward.length} tokens after {forward.start}; pass one of shape [batch, tokens] or none"
         )
 
     def _tokens_before(self, forward: Forward) -> Tensor | int:

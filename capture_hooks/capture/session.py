@@ -48,8 +48,8 @@ def bind(
         spec: the points, or their text.
         target: capture the spec's target point too (`States.target`).
         dtype: of the captured states; None keeps the model's own.
-        out: a static buffer ``[rows, K*hidden]`` to write into: nothing is allocated and no value is looked at
-            during a forward, so that it can be recorded in a CUDA graph.  Padding is then dropped only on
+        out: a static buffer ``[rows, K*hidden]`` to write into: nothing is allocated and no value is looked
+            at during a forward, so that it can be recorded in a CUDA graph.  Padding is then dropped only on
             reading `CaptureSession.states`.
         target_out: the same for the target, ``[rows, hidden]``.
         anatomy: the model's parts; None finds them through the installed plugins.
@@ -94,7 +94,7 @@ class _Running:
 
 
 class CaptureSession:
-    """Made by `bind`.  A context manager that can be entered again (which forgets what was captured before)."""
+    """Made by `bind`.  Can be entered again and again; entering forgets what was captured before."""
 
     def __init__(self, model: nn.Module, plan: Plan, allocator: Allocator, *, static: bool) -> None:
         self._model = model
@@ -138,8 +138,8 @@ class CaptureSession:
         if self._pack.empty:
             points = ", ".join(f"{tap.point} ({tap.place.name})" for tap in self._plan.taps)
             raise CaptureError(
-                f"nothing was captured: no forward of {type(self._root).__name__} completed while the session was "
-                f"entered, so these points never fired: {points}"
+                f"nothing was captured: no forward of {type(self._root).__name__} completed while the "
+                f"session was entered, so these points never fired: {points}"
             )
         return self._pack.states()
 
@@ -319,8 +319,8 @@ class CaptureSession:
         passed += ["use_cache=True"] if kwargs.get("use_cache") else []
         if passed:
             raise CaptureError(
-                f"stop=True with {', '.join(passed)}: a stopped forward would leave the KV cache filled in some "
-                "layers only; stop only forwards without a cache"
+                f"stop=True with {', '.join(passed)}: a stopped forward would leave the KV cache filled in "
+                "some layers only; stop only forwards without a cache"
             )
         if takes_use_cache(self.anatomy.model) or takes_use_cache(self._root):
             return {**kwargs, "use_cache": False}

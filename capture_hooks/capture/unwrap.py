@@ -50,7 +50,7 @@ def find_anatomy(model: nn.Module, providers: Mapping[str, AnatomyProvider] | No
         if len(winners) > 1:
             raise BindError(
                 f"anatomy providers {' and '.join(map(repr, winners))} claim {_name(candidate)} equally well "
-                f"(score {best}); leave one out with CAPTURE_HOOKS_DISABLE_PLUGINS, or pass bind(..., anatomy=...)"
+                f"(score {best}); leave one out with CAPTURE_HOOKS_DISABLE_PLUGINS, or pass anatomy= to bind"
             )
         return providers[winners[0]].describe(candidate)
     known = ", ".join(providers) or "none"

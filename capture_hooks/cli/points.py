@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 def points(
     model: Annotated[str, typer.Argument(help="A local directory or a hub id; only its config is read.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="List in: and out: of every submodule too.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="List every submodule too.")] = False,
 ) -> None:
     """List every point of a model with its module, boundary and width."""
     from ..capture import every_point, find_anatomy
@@ -53,4 +53,4 @@ def points(
         print("  ".join(cell.ljust(width) for cell, width in zip(line, columns, strict=True)).rstrip())
     if anatomy.split_boundaries:
         split = ", ".join(map(str, sorted(anatomy.split_boundaries)))
-        print(f"at boundaries {split} the model adds something between layers: post.(k-1) and pre.k differ there")
+        print(f"at boundaries {split} the model adds something in between: post.(k-1) and pre.k differ")

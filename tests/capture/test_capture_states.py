@@ -125,7 +125,10 @@ def test_modules_of_other_widths_have_their_own_columns():
         layer.mlp.register_forward_hook(lambda m, a, o: seen.update(mlp=o.clone())),
         model.lm_head.register_forward_hook(lambda m, a, o: seen.update(logits=o.clone())),
     ]
-    spec = "out:model.layers.1.mlp.gate_proj, post.0, out:lm_head, in:model.layers.1.mlp.down_proj, out:model.layers.1.mlp"
+    spec = (
+        "out:model.layers.1.mlp.gate_proj, post.0, out:lm_head, "
+        "in:model.layers.1.mlp.down_proj, out:model.layers.1.mlp"
+    )
     ids = torch.randint(3, tiny.VOCAB, (2, 3))
     with torch.no_grad(), bind(model, spec) as capture:
         model(ids)  # the width of the last one is not known yet
@@ -160,9 +163,9 @@ def test_states_that_differ_in_dtype_need_a_choice():
     model.model.layers[3].register_forward_hook(lambda m, a, o: o.double())
     model.model.layers[4].register_forward_pre_hook(lambda m, a: (a[0].float(), *a[1:]))
     ids = torch.randint(3, tiny.VOCAB, (1, 4))
-    with torch.no_grad(), bind(model, "post.1, post.3") as capture:
-        with pytest.raises(CaptureError, match=r"post\.3 .*float64 .*float32; say which to keep"):
-            model(ids)
+    wrong = pytest.raises(CaptureError, match=r"post\.3 .*float64 .*float32; say which to keep")
+    with torch.no_grad(), bind(model, "post.1, post.3"), wrong:
+        model(ids)
     with torch.no_grad(), bind(model, "post.1, post.3", dtype=torch.float64) as capture:
         model(ids)
     assert capture.states.packed.dtype is torch.float64

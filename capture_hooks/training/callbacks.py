@@ -21,7 +21,10 @@ from .schedule import Progress
 
 
 class Interrupt:
-    """Ctrl-C or SIGTERM asks for a stop after the current step; a second one stops at once."""
+    """Ctrl-C or SIGTERM asks for a stop after the current step; a second Ctrl-C stops at once.
+
+    Not under ``torchrun``, which hands on a Ctrl-C that the terminal has already given to every process.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -40,7 +43,7 @@ class Interrupt:
                 signal.signal(number, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked and number == signal.SIGINT and "TORCHELASTIC_RUN_ID" not in os.environ:
             raise KeyboardInterrupt
         self.asked = True
 

@@ -18,6 +18,9 @@ class Objective(nn.Module):
     def __init__(self, head: DraftHead) -> None:
         super().__init__()
         self.head = head
+        # DDP need not compare and broadcast the target's rows that a head keeps as buffers.
+        ignored = getattr(head, "_ddp_params_and_buffers_to_ignore", [])
+        self._ddp_params_and_buffers_to_ignore = [f"head.{name}" for name in ignored]
 
     def forward(
         self,

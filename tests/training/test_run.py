@@ -307,3 +307,13 @@ def test_settings_are_read_back():
     assert again == config
     with pytest.raises(TrainingError, match="unknown fields: colour"):
         TrainConfig.from_json({"steps": 1, "colour": "red"})
+
+
+@pytest.mark.parametrize("changed", [{"precision": "bf16"}, {"accumulate": 3, "epochs": 0.5}, {"workers": 1}])
+def test_other_ways_to_run(target, dump, tmp_path, changed):
+    out = tmp_path / "head"
+    train(target, dump, work.config(**changed), out=out)
+    assert load_head(out, target).lm_head.weight.dtype == torch.float32
+    losses = [entry["loss_1"] for entry in lines(out)]
+    assert 0 < len(losses) <= 6
+    assert all(0 < loss < 20 for loss in losses)

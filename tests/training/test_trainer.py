@@ -178,8 +178,8 @@ def test_evaluation_sums_over_all_rows(linear_head, memory, trainer_for):
     held_out = WindowDataset(sequences, windows(sequences, range(13), 40))
     head = linear_head(noise=0.5)
     metrics = trainer_for(head, memory(), held_out=held_out, batch_tokens=45).evaluate()
-    head.eval()
-    whole = sums(head, [held_out[i] for i in range(len(held_out))])
+    with torch.no_grad():
+        whole = sums(head.eval(), [held_out[i] for i in range(len(held_out))])
     for j in range(2):
         assert metrics[f"eval_acceptance_{j + 1}"] == pytest.approx(float(whole.hits[j] / whole.rows[j]))
         assert metrics[f"eval_loss_{j + 1}"] == pytest.approx(
@@ -203,7 +203,8 @@ def test_the_average_is_what_is_evaluated(linear_head, memory, trainer_for):
     trainer.train()
     weights = state(head)
     trainer.average.swap()
-    averaged = sums(head.eval(), [held_out[i] for i in range(5)])
+    with torch.no_grad():
+        averaged = sums(head.eval(), [held_out[i] for i in range(5)])
     assert trainer.state.log_history[-2]["eval_loss"] == pytest.approx(
         float(averaged.loss[0] / averaged.weight[0]), rel=1e-5
     )

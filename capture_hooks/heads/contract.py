@@ -109,8 +109,8 @@ class DraftHead(nn.Module, ABC):
     def forward(self, batch: TrainBatch) -> StepSums:
         """Training-time-test sums over ``batch``."""
 
-    def calibrate(self, states: Tensor) -> None:  # noqa: B027  # optional: most heads have nothing to set
-        """See a sample of captured states [T, K*H] once, before training begins."""
+    def calibrate(self, states: Tensor) -> None:  # optional: most heads have nothing to set
+        """See a sample of captured states [T, K*H] once, before training begins (restored heads too)."""
 
     @abstractmethod
     def new_cache(self, max_length: int) -> Any:

@@ -93,8 +93,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     _train_in_float32(head, anatomy)
     live = not all(isinstance(part, Dump) for part in (data, eval_data) if part is not None)
     capture = LiveCapture(model, spec, anatomy) if live else None
-    if start_from is None:
-        head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
+    head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
     ids = head.draft_token_ids.cpu()
     return Setup(
         anatomy=anatomy,

@@ -179,14 +179,18 @@ class Eagle3Head(Network, DraftHead):
 
         ``fc`` then learns on channels of like size; the scale is folded into it on export, so the
         head's architecture is unchanged.  Attention sinks (rows whose norm is over ten times the
-        median's, such as position 0 of most models) are left out.  ``fc`` itself is not changed.
+        median's, such as position 0 of most models) are left out.  Random columns of ``fc`` are left
+        as they are; those that mean something already (``fc_learnt``) go on computing the same.
         """
         if self.inputs == 1 or not self.config.scale_inputs:
             return
+        before = self.input_scale.clone()
         x = self.features(states.to(self.input_scale.device)).float()
         size = x.norm(dim=-1)
         usual = x[size <= 10 * size.median()]
         self.input_scale.copy_(1 / usual.square().mean(0).sqrt().clamp(min=1e-3))
+        learnt = slice(self.fc_learnt, None)
+        self.fc.weight[:, learnt] *= (before / self.input_scale)[learnt]
 
     # -- drafting ------------------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from .rope import RotaryTable, inverse_frequencies
 class Network(nn.Module):
     """Embedding, ``fc`` with its norms, decoder layers, ``norm`` and ``lm_head``.
 
-    ``input_scale`` [K*H] multiplies what ``fc`` reads; see `Eagle3Head.calibrate`.
+    ``input_scale`` [K*H] multiplies what ``fc`` reads; see `Eagle3Head.calibrate`.  ``fc_learnt`` is
+    the first column of ``fc`` that is not random: 0 in a restored head, past the end in a fresh one.
     """
 
     embedding: Tensor
@@ -40,6 +41,7 @@ class Network(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
         self.register_buffer("input_scale", torch.ones(inputs * hidden))
+        self.fc_learnt = inputs * hidden
         if config.train_embedding:
             own = embedding.detach().to(torch.get_default_dtype(), copy=True)
             self.register_parameter("embedding", nn.Parameter(own))

@@ -70,6 +70,7 @@ class Eagle3Provider:
         head = Eagle3Head(settings, spec, anatomy.n_layers, table, readout, ids)
         head.to(next((t.dtype for t in tensors.values() if t.is_floating_point()), head.dtype))
         load_tensors(head, tensors, order)
+        head.fc_learnt = 0
         return head
 
 

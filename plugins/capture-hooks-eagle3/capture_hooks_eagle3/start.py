@@ -75,6 +75,7 @@ def copy_layer(head: Eagle3Head, anatomy: Anatomy, index: int) -> None:
     after.copy_(_found(source, "post_attention_layernorm", after.shape, index))
     if head.inputs > 1:
         head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
+        head.fc_learnt = (head.inputs - 1) * hidden
 
 
 def _found(layer: nn.Module, name: str, shape: torch.Size, index: int) -> Tensor:

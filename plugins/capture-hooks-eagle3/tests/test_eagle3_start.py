@@ -235,6 +235,25 @@ def test_calibration_evens_out_channels_and_leaves_out_sinks(norm: str) -> None:
     assert torch.equal(off.input_scale, torch.ones_like(scales))
 
 
+def test_calibration_changes_nothing_that_fc_has_learnt() -> None:
+    """A target layer's identity columns and a restored head's fc compute what they did before."""
+    started = create(llama(), Eagle3Config(init_layer=-1)).eval()
+    width, hidden = started.inputs * started.hidden_size, started.hidden_size
+    states = torch.randn(500, width) * (torch.rand(width) * 30 + 0.01)
+    only_last = states.clone()
+    only_last[:, :-hidden] = 0
+    before = started.combine(only_last)
+    started.calibrate(states)
+    torch.testing.assert_close(started.combine(only_last), before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(before, states[:, -hidden:])
+
+    restored = create(llama(), Eagle3Config()).eval()
+    restored.fc_learnt = 0
+    before = restored.combine(states)
+    restored.calibrate(states)
+    torch.testing.assert_close(restored.combine(states), before, rtol=1e-4, atol=1e-4)
+
+
 def test_noise_is_for_training_only_and_follows_the_seed() -> None:
     head = create(llama(), Eagle3Config(feature_noise=0.3))
     batch = batch_for(head, torch.randn(20, head.inputs * head.hidden_size))

@@ -1,1 +1,1 @@
-"""(being written)"""
+"""The anatomy of Hugging Face models, for capture-hooks."""

@@ -12,6 +12,7 @@ from .drafts import TreeShape
 from .evaluation import EvalReport, evaluate
 from .identity import Divergence
 from .offline import OfflineAcceptance, offline_acceptance
+from .packed import PackedLinears
 from .prompts import Prompt, chat_prompt, read_prompts
 from .stats import DecodeStats, Round
 
@@ -21,6 +22,7 @@ __all__ = [
     "EvalReport",
     "Generation",
     "OfflineAcceptance",
+    "PackedLinears",
     "Prompt",
     "Round",
     "SpeculativeDecoder",

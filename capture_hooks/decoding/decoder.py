@@ -54,7 +54,8 @@ class SpeculativeDecoder:
         drafting: when sampling, draft the head's most probable tokens (``greedy``) or sample them
             (``sample``); a tree is always drafted greedily.
         kernels: ``packed`` verifies through weights repacked for a few rows on a CPU, where measured
-            faster (twice the memory for weights); ``stock`` leaves every kernel as it is.
+            faster (twice the memory for weights); ``stock`` leaves every kernel as it is.  Decoders of one
+            model share the copy when given the same `PackedLinears`.
         anatomy: the target's parts; None finds them through the installed plugins.
 
     Raises:
@@ -70,7 +71,7 @@ class SpeculativeDecoder:
         *,
         min_confidence: float = 0.0,
         drafting: Literal["greedy", "sample"] = "sample",
-        kernels: Literal["stock", "packed"] = "stock",
+        kernels: Literal["stock", "packed"] | PackedLinears = "stock",
         anatomy: Anatomy | None = None,
     ) -> None:
         if draft_tokens < 1:
@@ -83,8 +84,9 @@ class SpeculativeDecoder:
         anatomy = find_anatomy(model) if anatomy is None else anatomy
         check_layers(head, anatomy)
         capture = bind(model, head.spec, anatomy=anatomy)
-        packed = PackedLinears(capture.anatomy.model) if kernels == "packed" else None
-        self.target = Target(model, capture, packed)
+        if kernels == "packed":
+            kernels = PackedLinears(anatomy.model)
+        self.target = Target(model, capture, kernels if isinstance(kernels, PackedLinears) else None)
         check_head(head, capture.anatomy, self.target.state_width())
         if tree is not None:
             probe.require_tree(self.target)

@@ -1,15 +1,19 @@
 """Linear layers whose cost hardly grows with a few more rows, for verification on a CPU.
 
-A verification pass multiplies every weight with 2 to 16 rows.  For that, stock float32 kernels of a CPU take
-up to twice the time of one row, although the memory traffic is the same; oneDNN with the weight
-packed once ahead takes nearly the same.  The price is a second copy of every weight.
+A verification pass multiplies every weight with 2 to 16 rows.  For that, a CPU's stock float32 kernels take
+up to twice the time of one row, although the memory traffic is the same.  A second copy of the weight
+in another layout is often nearly as fast as one row: stored transposed, or packed by oneDNN.  Which
+one, and for how many rows, depends on the machine and the weight's shape, so it is measured on the
+model's own weights.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -17,104 +21,126 @@ from torch import Tensor, nn
 
 from ..errors import DecodingError
 
-#: Row counts a verification pass may have and for which kernels are compared.
-ROWS = range(2, 17)
-_SAMPLE_BYTES = 64 << 20  # weights timed per kernel: more than any cache that would flatter one of them
+_Forward = Callable[[Tensor], Tensor]
+_Shape = tuple[int, int]
+
+#: Row counts at which kernels are compared; a pass goes by the next one that is not smaller.
+MEASURED_ROWS = (2, 3, 4, 6, 8, 12, 16)
+_SAMPLE_BYTES = 48 << 20  # weights timed in turn: more than a cache holds of them, as in the real loop
 _REPEATS = 3
 _GAIN = 0.95  # of the stock time: what must be beaten, so that noise alone never switches kernels
 
 
-class PackedLinears:
-    """Packed copies of a model's float32 CPU linears, used only inside `verifying`.
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Another way to hold a weight."""
 
-    Outside it the model runs exactly as found.  Packing happens on first use; a weight
-    changed in place afterwards is packed anew when decoding starts (`refresh`).
+    name: str
+    pack: Callable[[Tensor], Tensor]
+    bound: Callable[[Tensor, Tensor | None], _Forward]
+
+
+def _transposed(weight: Tensor, bias: Tensor | None) -> _Forward:
+    return lambda x: F.linear(x, weight.t(), bias)
+
+
+def _onednn(weight: Tensor, bias: Tensor | None) -> _Forward:
+    linear = torch.ops.mkldnn._linear_pointwise
+    return lambda x: linear(x, weight, bias, "none", [], "")
+
+
+def layouts() -> tuple[Layout, ...]:
+    """The layouts that this build of torch offers."""
+    found = [Layout("transposed", lambda w: w.t().contiguous(), _transposed)]
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch gives no types
+    if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        # 16 is the row count oneDNN lays out for; measured best or equal for 2 to 8 rows.
+        found.append(Layout("oneDNN", lambda w: torch.ops.mkldnn._reorder_linear_weight(w, 16), _onednn))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """For one weight shape: the layout kept, and the measured row counts where it beats the stock kernel."""
+
+    layout: Layout
+    rows: frozenset[int]
+
+
+class PackedLinears:
+    """Second copies of a model's float32 CPU weights, used only inside `verifying`.
+
+    Outside it the model runs exactly as found.  Measuring and packing happen on first use; weights changed in
+    place afterwards are packed anew when the next sequence starts (`refresh`).
     """
 
     def __init__(self, model: nn.Module) -> None:
         """Find the linears.
 
         Raises:
-            DecodingError: where this build of torch or this model has none that can be packed.
+            DecodingError: where the model has none of the kind.
         """
-        if not (
-            torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]  # torch gives no types
-            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        ):
-            raise DecodingError(
-                "kernels='packed' needs a torch build with oneDNN (mkldnn); use kernels='stock'"
-            )
         self._linears = [m for m in model.modules() if isinstance(m, nn.Linear) and _packable(m)]
         if not self._linears:
             raise DecodingError(
                 "kernels='packed' serves float32 nn.Linear modules on the CPU, and this target has none; "
                 "use kernels='stock'"
             )
-        self._packed: dict[int, Tensor] = {}
         self._stamp: tuple[tuple[int, int], ...] = ()
-        self._faster: frozenset[int] | None = None
+        self._verdicts: dict[_Shape, Verdict] | None = None
+        self._packed: dict[int, Tensor] = {}
+        self._plans: dict[int, list[tuple[nn.Linear, _Forward]]] = {}
 
     @property
     def extra_bytes(self) -> int:
-        """Memory the packed copies take."""
-        return sum(
-            w.numel() * w.element_size() for w in {id(m.weight): m.weight for m in self._linears}.values()
-        )
+        """Memory the copies take, as far as they have been made."""
+        return sum(packed.numel() * packed.element_size() for packed in self._packed.values())
 
     def refresh(self) -> None:
-        """Pack what is not packed or has changed since, and measure which row counts gain."""
+        """Measure on first use; pack what is not packed or has changed since."""
         stamp = tuple((m.weight.data_ptr(), m.weight._version) for m in self._linears)
         if stamp == self._stamp:
             return
         with torch.inference_mode():
-            unique = {id(m.weight): m.weight for m in self._linears}
-            self._packed = {
-                key: torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 4)
-                for key, weight in unique.items()
-            }
+            if self._verdicts is None:
+                self._verdicts = {
+                    shape: verdict
+                    for shape, weights in _by_shape(self._linears).items()
+                    if (verdict := _judge(weights, layouts())) is not None
+                }
+            self._pack(self._verdicts)
         self._stamp = stamp
-        if self._faster is None:
-            self._faster = self._measure()
 
-    def helps(self, rows: int) -> bool:
-        """Whether packed kernels were measured to be faster for ``rows`` rows on this machine."""
-        return self._faster is not None and rows in self._faster
+    def choices(self) -> dict[_Shape, tuple[str, list[int]]]:
+        """The layout kept for each weight shape and the row counts it serves, for reports."""
+        verdicts = self._verdicts or {}
+        return {shape: (v.layout.name, sorted(v.rows)) for shape, v in verdicts.items()}
 
     @contextlib.contextmanager
     def verifying(self, rows: int) -> Iterator[None]:
-        """Run the linears through packed weights inside the block, where that helps for ``rows`` rows."""
-        if not self.helps(rows):
-            yield
-            return
+        """Inside the block, run linears through their copies where that is faster for ``rows`` rows."""
+        plan = self._plans.get(next((m for m in MEASURED_ROWS if m >= rows), 0), ()) if rows > 1 else ()
         try:
-            for linear in self._linears:
+            for linear, forward in plan:
                 # Straight into __dict__: nn.Module.__setattr__ costs ten times as much, 200 times a round.
-                linear.__dict__["forward"] = _packed_forward(self._packed[id(linear.weight)], linear.bias)
+                linear.__dict__["forward"] = forward
             yield
         finally:
-            for linear in self._linears:
+            for linear, _ in plan:
                 linear.__dict__.pop("forward", None)
 
-    def _measure(self) -> frozenset[int]:
-        """Row counts for which packed kernels beat stock ones, timed on this model's own weights."""
-        sample: list[nn.Linear] = []
-        size = 0
+    def _pack(self, verdicts: dict[_Shape, Verdict]) -> None:
+        self._packed, self._plans = {}, {rows: [] for rows in MEASURED_ROWS}
         for linear in self._linears:
-            if size >= _SAMPLE_BYTES:
-                break
-            sample.append(linear)
-            size += linear.weight.numel() * linear.weight.element_size()
-        faster = set()
-        with torch.inference_mode():
-            for rows in ROWS:
-                inputs = [torch.ones(rows, m.in_features) for m in sample]
-                stock = [_stock_forward(m.weight, m.bias) for m in sample]
-                packed = [_packed_forward(self._packed[id(m.weight)], m.bias) for m in sample]
-                # Interleaved, and the best of a few: other load on the machine only ever adds time.
-                pairs = [(_seconds(stock, inputs), _seconds(packed, inputs)) for _ in range(_REPEATS)]
-                if min(p for _, p in pairs) < _GAIN * min(s for s, _ in pairs):
-                    faster.add(rows)
-        return frozenset(faster)
+            verdict = verdicts.get((linear.out_features, linear.in_features))
+            if verdict is None:
+                continue
+            key = id(linear.weight)  # tied weights share a copy
+            if key not in self._packed:
+                self._packed[key] = verdict.layout.pack(linear.weight.detach())
+            forward = verdict.layout.bound(self._packed[key], linear.bias)
+            for rows in verdict.rows:
+                self._plans[rows].append((linear, forward))
 
 
 def _packable(module: nn.Linear) -> bool:
@@ -127,24 +153,43 @@ def _packable(module: nn.Linear) -> bool:
     )
 
 
-def _packed_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    linear = torch.ops.mkldnn._linear_pointwise
-
-    def forward(x: Tensor) -> Tensor:
-        out: Tensor = linear(x, weight, bias, "none", [], "")
-        return out
-
-    return forward
+def _by_shape(linears: Sequence[nn.Linear]) -> dict[_Shape, list[Tensor]]:
+    found: dict[_Shape, dict[int, Tensor]] = defaultdict(dict)
+    for linear in linears:
+        found[linear.out_features, linear.in_features][id(linear.weight)] = linear.weight.detach()
+    return {shape: list(weights.values()) for shape, weights in found.items()}
 
 
-def _stock_forward(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    return lambda x: F.linear(x, weight, bias)
+def _judge(weights: list[Tensor], candidates: Sequence[Layout]) -> Verdict | None:
+    """The layout that saves most over passes of 2 to 8 rows, if any does."""
+    size = weights[0].numel() * weights[0].element_size()
+    sample = weights[: max(1, _SAMPLE_BYTES // size)]
+    kernels: dict[str, list[_Forward]] = {"stock": [_stock(weight) for weight in sample]}
+    for layout in candidates:
+        kernels[layout.name] = [layout.bound(layout.pack(weight), None) for weight in sample]
+    times = {rows: _times(kernels, torch.ones(rows, sample[0].shape[1])) for rows in MEASURED_ROWS}
+    best: tuple[float, Verdict] | None = None
+    for layout in candidates:
+        faster = {rows for rows, t in times.items() if t[layout.name] < _GAIN * t["stock"]}
+        saved = sum(times[rows]["stock"] - times[rows][layout.name] for rows in faster if rows <= 8)
+        if faster and (best is None or saved > best[0]):
+            best = saved, Verdict(layout, frozenset(faster))
+    return None if best is None else best[1]
 
 
-def _seconds(functions: list[Callable[[Tensor], Tensor]], inputs: list[Tensor]) -> float:
-    # On one thread, its own CPU time: blind to whatever else the machine is doing.
+def _times(kernels: dict[str, list[_Forward]], x: Tensor) -> dict[str, float]:
+    """Seconds each kernel takes over all weights: the best of a few, interleaved, as load only adds time."""
+    # On one thread its own CPU time, which is blind to other processes.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    for function, x in zip(functions, inputs, strict=True):
-        function(x)
-    return clock() - start
+    best = dict.fromkeys(kernels, float("inf"))
+    for _ in range(_REPEATS):
+        for name, functions in kernels.items():
+            start = clock()
+            for function in functions:
+                function(x)
+            best[name] = min(best[name], clock() - start)
+    return best
+
+
+def _stock(weight: Tensor) -> _Forward:
+    return lambda x: F.linear(x, weight)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from capture_hooks.capture import bind
-from capture_hooks.decoding import caches
+from capture_hooks.decoding import SpeculativeDecoder, caches
 from capture_hooks.decoding.drafts import Draft, HeadState, TreeShape, draft_tree
-from capture_hooks.decoding.packed import PackedLinears
+from capture_hooks.decoding.packed import MEASURED_ROWS, PackedLinears, Verdict, layouts
 from capture_hooks.decoding.target import Target
 from capture_hooks.errors import DecodingError
 from capture_hooks.testing import tiny
@@ -80,38 +80,63 @@ def test_a_verified_tree_gives_every_path_its_own_logits(llama):
     assert states.shape == (6, tiny.HIDDEN)
 
 
-def test_packed_kernels_agree_and_leave_the_model_as_found(llama):
-    torch.manual_seed(0)
-    packed = PackedLinears(llama)
+def forced(packed, layout):
+    """The same copies whatever this machine measures: every weight in one layout, for 2 to 8 rows."""
+    packed._verdicts = {
+        (m.out_features, m.in_features): Verdict(layout, frozenset({2, 3, 4, 6, 8})) for m in packed._linears
+    }
     packed.refresh()
-    packed._faster = frozenset(range(2, 9))
-    ids = torch.randint(3, 200, (1, 4))
-    with torch.no_grad():
-        plain = llama(ids).logits
-        with packed.verifying(4):
-            assert all("forward" in m.__dict__ for m in llama.modules() if type(m) is torch.nn.Linear)
-            quick = llama(ids).logits
-        with pytest.raises(ZeroDivisionError), packed.verifying(4):
-            _ = 1 / 0
-        with packed.verifying(9):
-            assert not any("forward" in m.__dict__ for m in llama.modules())
-    torch.testing.assert_close(quick, plain, rtol=1e-4, atol=1e-4)
-    assert not any("forward" in m.__dict__ for m in llama.modules())
+    return packed
 
 
-def test_weights_changed_in_place_are_packed_anew():
+LAYOUTS = pytest.mark.parametrize("layout", layouts(), ids=lambda layout: layout.name)
+
+
+@LAYOUTS
+def test_packed_kernels_agree_and_leave_the_model_as_found(llama, layout):
+    packed = forced(PackedLinears(llama), layout)
+    linears = [m for m in llama.modules() if type(m) is torch.nn.Linear]
+    for rows in (2, 4, 5, 8):
+        ids = torch.randint(3, 200, (1, rows), generator=torch.Generator().manual_seed(rows))
+        with torch.no_grad():
+            plain = llama(ids).logits
+            with packed.verifying(rows):
+                assert all("forward" in m.__dict__ for m in linears)
+                quick = llama(ids).logits
+        torch.testing.assert_close(quick, plain, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ZeroDivisionError), packed.verifying(4):
+        _ = 1 / 0
+    for rows in (1, 9, 17):
+        with packed.verifying(rows):
+            assert not any("forward" in m.__dict__ for m in linears)
+
+
+@LAYOUTS
+def test_weights_changed_in_place_are_packed_anew(layout):
     model = torch.nn.Sequential(torch.nn.Linear(8, 16))
-    packed = PackedLinears(model)
-    packed.refresh()
-    packed._faster = frozenset({3})
+    packed = forced(PackedLinears(model), layout)
     with torch.no_grad():
         model[0].weight.mul_(2)
     packed.refresh()
-    x = torch.rand(3, 8)
+    x = torch.rand(3, 8, generator=torch.Generator().manual_seed(0))
     with packed.verifying(3), torch.no_grad():
         quick = model(x)
     torch.testing.assert_close(quick, model(x), rtol=1e-5, atol=1e-6)
-    assert packed.extra_bytes == 8 * 16 * 4
+    assert packed.extra_bytes >= 8 * 16 * 4
+
+
+def test_kernels_are_chosen_by_measuring(llama, knowing_head):
+    packed = PackedLinears(llama)
+    decoder = SpeculativeDecoder(llama, knowing_head(llama, 3, 0.8), 3, kernels=packed)
+    assert decoder.settings()["kernels"] == "packed"
+    shapes = {tuple(m.weight.shape) for m in llama.modules() if type(m) is torch.nn.Linear}
+    assert packed.choices().keys() <= shapes
+    for name, rows in packed.choices().values():
+        assert name in {layout.name for layout in layouts()}
+        assert set(rows) <= set(MEASURED_ROWS)
+    ids = torch.tensor([[3, 9, 40]])
+    expected = llama.generate(ids, do_sample=False, max_new_tokens=12)
+    assert torch.equal(decoder.generate(ids, 12, do_sample=False).sequences, expected)
 
 
 def test_someone_elses_forward_is_left_alone():

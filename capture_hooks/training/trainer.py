@@ -172,7 +172,10 @@ class HeadTrainer(Trainer):
             self._sums = None
         logs["progress"] = self.progress.fraction
         logs["elapsed"] = self.progress.elapsed
+        # The whole run is one epoch to the Trainer, which would log the share of it as "epoch".
+        epoch, self.state.epoch = self.state.epoch, None
         super().log(logs, start_time)
+        self.state.epoch = epoch
 
     def _per_position(self, sums: Tensor, prefix: str) -> dict[str, float]:
         """Acceptance and mean loss per draft position from sums [4, J] of every process."""

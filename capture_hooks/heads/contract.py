@@ -168,7 +168,12 @@ class HeadProvider(Protocol):
         ...
 
     def create(
-        self, config: Any, spec: CaptureSpec, anatomy: Anatomy, readout: TargetReadout, draft_token_ids: Tensor
+        self,
+        config: Any,
+        spec: CaptureSpec,
+        anatomy: Anatomy,
+        readout: TargetReadout,
+        draft_token_ids: Tensor,
     ) -> DraftHead:
         """A fresh head for a target."""
         ...

@@ -32,10 +32,10 @@ CHATML: Final = (
 )
 #: The same text with transformers' ``generation`` markers around the assistant's tokens.
 CHATML_MARKED: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}{{ '\n' }}"
     "{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}"
-    "{% else %}{{ message['content'] }}<|im_end|>{% endif %}\n"
+    "{% else %}{{ message['content'] }}<|im_end|>{% endif %}{{ '\n' }}"  # Jinja trims one after a tag
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 _SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

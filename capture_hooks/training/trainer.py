@@ -173,7 +173,8 @@ class HeadTrainer(Trainer):
         logs["progress"] = self.progress.fraction
         logs["elapsed"] = self.progress.elapsed
         # The whole run is one epoch to the Trainer, which would log the share of it as "epoch".
-        epoch, self.state.epoch = self.state.epoch, None
+        epoch = self.state.epoch
+        self.state.epoch = None  # type: ignore[assignment]  # Trainer.log looks for None
         super().log(logs, start_time)
         self.state.epoch = epoch
 

@@ -21,6 +21,10 @@ class PluginError(CaptureHooksError):
     """A plugin that is broken, duplicated, missing or of the wrong shape."""
 
 
+class ModelError(CaptureHooksError):
+    """A target model that cannot be found or read."""
+
+
 class BindError(CaptureHooksError):
     """A spec cannot be bound to a model: unknown anatomy, missing module, compiled model."""
 

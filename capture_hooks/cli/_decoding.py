@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from ..errors import DecodingError
+from ._target import load_target, load_tokenizer
 
 if TYPE_CHECKING:
     from ..decoding import SpeculativeDecoder
@@ -26,33 +26,22 @@ def load(
     dtype: str,
     device: str | None,
 ) -> tuple[SpeculativeDecoder, Any]:
-    """The decoder and the tokenizer.
+    """The decoder, and the tokenizer where the model has one.
 
     Raises:
-        DecodingError: when there is no such model.
+        ModelError: when there is no such model.
         HeadError: when the head is damaged or another target's.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
-
     from ..decoding import SpeculativeDecoder
     from ..heads import load_head
 
     shape = parse_tree(tree)
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers gives no types
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        target: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise DecodingError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
-    target = target.to(place).eval()
-    draft = load_head(head, target).to(place).eval()
+    target: Any = load_target(model, dtype, device)
+    draft = load_head(head, target).to(next(target.parameters()).device).eval()
     decoder = SpeculativeDecoder(
         target, draft, draft_tokens, shape, min_confidence=min_confidence, kernels=kernels
     )
-    return decoder, tokenizer
+    return decoder, load_tokenizer(model)
 
 
 def parse_tree(text: str | None) -> Any:

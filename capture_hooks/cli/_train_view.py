@@ -93,7 +93,7 @@ class TrainView:
 
 def by_position(values: Mapping[str, float], prefix: str) -> list[float]:
     """The figures ``prefix``1, ``prefix``2, ... in order."""
-    found = []
+    found: list[float] = []
     while (name := f"{prefix}{len(found) + 1}") in values:
         found.append(values[name])
     return found

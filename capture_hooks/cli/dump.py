@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import DataError, SpecError, StoreError
+from ._target import load_config, load_target, load_tokenizer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,6 @@ def dump(
 
     from ..capture import find_anatomy
     from ..store import DumpJob
-    from .train import load_target
 
     console = Console(highlight=False, soft_wrap=True)
     asked = None if spec.strip() == EAGLE3 else _spec(spec)
@@ -113,18 +113,9 @@ def _examples(
     split: str | None,
     chat_template: Path | None,
 ) -> Examples:
-    from transformers import AutoConfig, AutoTokenizer
-
     from ..store import read_examples
 
-    try:
-        config: Any = AutoConfig.from_pretrained(model).get_text_config()
-    except (OSError, ValueError) as error:
-        raise StoreError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError):
-        tokenizer = None  # token ids need none; for anything else the reader says so
+    config = load_config(model)
     context = getattr(config, "max_position_embeddings", None)
     if max_length is not None and context is not None and max_length > context:
         raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
@@ -136,7 +127,7 @@ def _examples(
         ) from error
     return read_examples(
         data,
-        tokenizer,
+        load_tokenizer(model),
         vocab_size=config.vocab_size,
         max_length=max_length if max_length is not None else context,
         too_long=too_long,

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..errors import ModelError
 from ._decoding import Kernels, load
 
 
@@ -59,6 +60,8 @@ def generate(
 
     from ..decoding import DecodeStats, chat_prompt
 
+    if tokenizer is None:
+        raise ModelError(f"the model {model} has no tokenizer, so it can read no prompt")
     text = sys.stdin.read() if prompt == "-" else prompt
     if raw:
         ids = list(tokenizer(text)["input_ids"])

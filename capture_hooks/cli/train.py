@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ..errors import TrainingError
+from ._target import load_target, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import nn
@@ -190,30 +190,4 @@ def read(
     assert path is not None
     if (path / "manifest.json").exists():
         return Dump.open(path)
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError):  # a model without a tokenizer can still be trained on token ids
-        tokenizer = None
-    return read_examples(path, tokenizer, max_length=context_length(target), too_long=too_long)
-
-
-def load_target(model: str, dtype: str, device: str | None) -> nn.Module:
-    """The target, on this process's device.
-
-    Raises:
-        TrainingError: when there is no such model.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    if device is None:
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
-    try:
-        loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
-    return loaded.to(device).eval()
+    return read_examples(path, load_tokenizer(model), max_length=context_length(target), too_long=too_long)

@@ -24,7 +24,7 @@ from capture_hooks.decoding import (
 )
 from capture_hooks.decoding.identity import compare
 from capture_hooks.decoding.target import Target
-from capture_hooks.errors import DataError, DecodingError
+from capture_hooks.errors import DataError, DecodingError, ModelError
 from capture_hooks.heads import make_witness, save_head
 from capture_hooks.testing import tiny
 
@@ -259,5 +259,5 @@ def test_commands_refuse_in_one_line(saved, tmp_path):
     assert "context of 256" in str(result.exception)
     assert run("eval", *common, "--tree", "2x").exit_code == 2
     result = run("eval", "--model", tmp_path / "no", "--head", saved / "head", "--data", data)
-    assert isinstance(result.exception, DecodingError)
+    assert isinstance(result.exception, ModelError)
     assert "cannot load the model" in str(result.exception)

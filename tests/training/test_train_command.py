@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from capture_hooks.cli.app import build
-from capture_hooks.errors import TrainingError
+from capture_hooks.errors import ModelError, TrainingError
 from capture_hooks.heads import load_head
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny
@@ -126,5 +126,5 @@ def test_what_cannot_be_done_is_one_line(model, data, tmp_path, arguments, messa
 
 def test_a_model_that_is_not_there(data, tmp_path):
     refused = command("--model", tmp_path / "none", "--data", data, "--out", tmp_path / "head", "--steps", 1)
-    assert isinstance(refused.exception, TrainingError)
+    assert isinstance(refused.exception, ModelError)
     assert "cannot load the model" in str(refused.exception)

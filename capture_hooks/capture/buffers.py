@@ -95,10 +95,13 @@ class Allocator:
         self._filled = 0
         self._form: _Form | None = None
 
-    def reset(self) -> None:
-        """Forget what earlier forwards were like; the next one goes to the start of the static buffers."""
-        self._filled = 0
+    def renew(self) -> None:
+        """The model may have moved or changed its dtype since the last forward."""
         self._form = None
+
+    def reset(self) -> None:
+        """The next forward goes to the start of the static buffers."""
+        self._filled = 0
 
     def allot(self, forward: Forward, state: Tensor) -> list[Tensor | None]:
         """Give memory to a forward whose first captured state is ``state``; each tap's view of it.
@@ -161,8 +164,7 @@ class Allocator:
 
     def commit(self, forward: Forward) -> None:
         """A forward is complete: in the static buffers the next one goes behind it."""
-        if self._out is not None:
-            self._filled += forward.rows
+        self._filled += forward.rows
 
     def _new_form(self, forward: Forward, state: Tensor) -> _Form:
         dtype, widths = self._dtype or state.dtype, [sum(self.widths.inputs)]

@@ -8,7 +8,7 @@ cache that has become shorter in between was rolled back (rejected drafts): the 
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from .layouts import positional_names
 
 #: Keyword names under which libraries pass a KV cache or recurrent state.
 CACHE_NAMES = ("cache", "past_key_values", "past_key_value", "cache_params", "layer_past")
+
+_NO_ARGUMENTS: dict[str, Any] = {}
 
 
 def is_cache(value: Any) -> bool:
@@ -43,7 +45,7 @@ class Group:
     first: int | None = None
 
 
-@dataclass(slots=True)
+@dataclass
 class Forward:
     """One forward: whose rows it gives, and the memory its states are in.
 
@@ -62,14 +64,15 @@ class Forward:
 
     lead: torch.Size
     grid: tuple[int, ...]
-    start: int = 0
-    kept: Tensor | None = None
-    padding: Tensor | None = None
-    group: Group | None = None
-    void_from: int | None = None
-    packed: Tensor | None = None
-    target: Tensor | None = None
-    loose: dict[int, Tensor] | None = None
+    start: int
+    # Not set by __init__: one of these is made in every forward, and most keep their defaults.
+    kept: Tensor | None = field(init=False, default=None)
+    padding: Tensor | None = field(init=False, default=None)
+    group: Group | None = field(init=False, default=None)
+    void_from: int | None = field(init=False, default=None)
+    packed: Tensor | None = field(init=False, default=None)
+    target: Tensor | None = field(init=False, default=None)
+    loose: dict[int, Tensor] | None = field(init=False, default=None)
 
     @property
     def batch(self) -> int:
@@ -94,12 +97,10 @@ class Requests:
 
     def __init__(self, root: nn.Module, *, static: bool) -> None:
         """``static``: look at no tensor's values during a forward (the buffer may be part of a graph)."""
-        names = positional_names(root)
-        self._index = {name: i for i, name in enumerate(names)}
+        self._names = positional_names(root)
         self._static = static
         self._groups: dict[int, tuple[weakref.ref[Any], Group]] = {}
-        self._args: tuple[Any, ...] = ()
-        self._kwargs: dict[str, Any] = {}
+        self._arguments: dict[str, Any] = _NO_ARGUMENTS
         self._past = 0
         self._group: Group | None = None
         #: The cache passed to the forward that is running.
@@ -112,7 +113,7 @@ class Requests:
 
     def abandon(self) -> None:
         """Let go of a forward that is over."""
-        self._args, self._kwargs = (), {}
+        self._arguments = _NO_ARGUMENTS
         self.cache = self._group = None
         self._past = 0
 
@@ -122,13 +123,16 @@ class Requests:
         Raises:
             CaptureError: a cache that holds tokens this session should have seen but did not.
         """
-        self._args, self._kwargs = args, kwargs
-        if not kwargs and len(args) < 2:
-            return  # token ids alone
-        for name in CACHE_NAMES:
-            if (cache := self._argument(name)) is not None:
-                self._open(cache)
-                return
+        if self.cache is not None:
+            self.abandon()  # the forward before this one failed
+        if args:
+            kwargs = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        self._arguments = kwargs
+        if len(kwargs) > 1:  # more than token ids alone
+            for name in CACHE_NAMES:
+                if (cache := kwargs.get(name)) is not None:
+                    self._open(cache)
+                    return
 
     def forward(self, state: Tensor) -> Forward:
         """The rows of the forward that is running; ``state`` is the first state captured in it.
@@ -136,7 +140,13 @@ class Requests:
         Raises:
             CaptureError: a mask that cannot be read, or another batch size than the cache's requests have.
         """
-        lead = self._lead(state)
+        arguments = self._arguments
+        grid = arguments.get("input_ids")
+        if grid is not None:
+            lead = grid.shape
+        else:
+            embeds = arguments.get("inputs_embeds")
+            lead = (state if embeds is None else embeds).shape[:-1]
         forward = Forward(lead, lead, self._past)
         if self._group is not None and self._group.batch != forward.batch:
             raise CaptureError(
@@ -144,7 +154,7 @@ class Requests:
                 "was expanded, selected or beam-searched in between, so rows can no longer be told apart; "
                 "capture with num_beams=1 and an unchanged batch"
             )
-        if (mask := self._argument("attention_mask")) is not None:
+        if (mask := arguments.get("attention_mask")) is not None:
             self._drop_padding(forward, mask)
         return forward
 
@@ -204,23 +214,6 @@ class Requests:
             return int(length)
         return int(length)
 
-    def _lead(self, state: Tensor) -> torch.Size:
-        if not self._kwargs and not self._args:
-            return state.shape[:-1]
-        if isinstance(ids := self._argument("input_ids"), Tensor):
-            return ids.shape
-        if isinstance(embeds := self._argument("inputs_embeds"), Tensor):
-            return embeds.shape[:-1]
-        return state.shape[:-1]
-
-    def _argument(self, name: str) -> Any:
-        value = self._kwargs.get(name)
-        if value is None and self._args:
-            index = self._index.get(name)
-            if index is not None and index < len(self._args):
-                return self._args[index]
-        return value
-
     def _drop_padding(self, forward: Forward, mask: Any) -> None:
         real = self._real(forward, mask)
         if real is not None and self._static:
@@ -251,7 +244,7 @@ class Requests:
         )
 
     def _tokens_before(self, forward: Forward) -> Tensor | int:
-        mask = self._argument("attention_mask")
+        mask = self._arguments.get("attention_mask")
         if (
             forward.start
             and isinstance(mask, Tensor)

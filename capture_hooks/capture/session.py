@@ -107,6 +107,7 @@ class CaptureSession:
         self._run = _Running()
         self._handles: list[RemovableHandle] = []
         self._began = False
+        self._static = static
         self._hidden = plan.anatomy.hidden_size
         self._begin_hook, self._end_hook = map(self._compilation.opaque, (self._begin, self._end))
         self._tap_hooks = [
@@ -180,6 +181,7 @@ class CaptureSession:
         if self.active:
             raise BindError("this session is already entered; bind another one to nest captures")
         self.clear()
+        self._allocator.renew()
         try:
             self._attach()
         except BaseException:
@@ -234,7 +236,8 @@ class CaptureSession:
             raise CaptureError(message)
         run.forward = run.views = None
         self._requests.finish(forward, output)
-        self._allocator.commit(forward)
+        if self._static:
+            self._allocator.commit(forward)
         self._pack.add(forward)
 
     def _abort(self) -> None:

@@ -54,10 +54,11 @@ def reject(
         As `walk`.
     """
     assert draft.proposals is not None
+    proposals = draft.proposals.to(target)
     uniform = torch.rand(len(draft.tokens), generator=generator, device=target.device)
     for at, token in enumerate(draft.tokens):
         # q is laid out over the full vocabulary: outside the draft vocabulary it is zero.
-        q = torch.zeros_like(target[at]).index_copy_(0, draft_ids, draft.proposals[at].to(target.dtype))
+        q = torch.zeros_like(target[at]).index_copy_(0, draft_ids, proposals[at])
         p = target[at]
         if uniform[at] * q[token] < p[token]:
             continue

@@ -27,7 +27,7 @@ def require_tree(target: Target) -> None:
         DecodingError: with the reason; a chain still works.
     """
     vocabulary = target.anatomy.vocab_size
-    prompt = [token % vocabulary for token in (11, 5, 7, 3, 2)]
+    prompt = [token % vocabulary for token in (11, 5, 7)]
     root, first, second = (token % vocabulary for token in (13, 17, 19))
     with torch.inference_mode():
         _start(target, prompt)

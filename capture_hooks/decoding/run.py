@@ -99,8 +99,10 @@ class Run:
             return Draft((), ())
         assert self._pending is not None
         states, following, first = self._pending
-        device = states.device
-        hidden = self._head.extend(self._cache, states, torch.tensor(following, device=device), first)
+        # The states lie where the target's last layer is; the head may live elsewhere.
+        device = self._head.draft_token_ids.device
+        tokens = torch.tensor(following, device=device)
+        hidden = self._head.extend(self._cache, states.to(device), tokens, first)
         state = HeadState(self._cache, hidden[-1:], first + len(following) - 1)
         if drafting.tree is not None:
             return draft_tree(self._head, state, drafting.tree, room, drafting.min_confidence)

@@ -87,9 +87,8 @@ class _Running:
         self.stop = False
         self.views: list[Tensor | None] | None = None  # where each state goes; None once it is there
         self.forward: Forward | None = None
-        self.shape: tuple[int, ...] | None = (
-            None  # of states on the stream that are copied without a second look
-        )
+        # States on the stream of this shape and type are copied without a second look.
+        self.shape: tuple[int, ...] | None = None
         self.dtype: torch.dtype | None = None
 
 
@@ -207,6 +206,7 @@ class CaptureSession:
                 keep(place.module.register_forward_hook(hook))
         keep(root.register_forward_hook(self._end_hook))
         if (gate := self._compilation.gate) is not None:
+            keep(gate.register_forward_pre_hook(self._close_gate))
             keep(gate.register_forward_hook(self._check_gate))
 
     def _detach(self) -> None:
@@ -307,6 +307,9 @@ class CaptureSession:
             return f"{message}; {ALREADY_COMPILED}"
         return f"{message}; the model skipped these modules, or calls their forward() directly"
 
+    def _close_gate(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._began = False
+
     def _check_gate(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """After a compiled module's forward: code compiled without our hooks does not run them."""
         if not self._began:
@@ -314,7 +317,6 @@ class CaptureSession:
             raise CaptureError(
                 f"none of {points} fired in a forward of {type(module).__name__}: {ALREADY_COMPILED}"
             )
-        self._began = False
 
     def _without_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         passed = [name for name in CACHE_NAMES if kwargs.get(name) is not None]

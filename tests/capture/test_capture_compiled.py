@@ -166,6 +166,18 @@ def test_hooks_that_compiled_code_ignores_are_an_error(way, plain):
     assert torch.equal(captured(model), plain)
 
 
+def test_an_uncompiled_call_in_between_does_not_hide_that_compiled_code_ignores_the_hooks():
+    inner = Model()
+    model = compiled(lora(inner))
+    with torch.no_grad():
+        model(IDS)
+        with bound(model) as capture:
+            inner(IDS)
+            assert len(capture.states) == 8
+            with pytest.raises(CaptureError, match="compiled code"):
+                model(IDS)
+
+
 def test_another_compiled_instance_of_the_class_can_hide_the_hooks_but_not_silently():
     with torch.no_grad():
         compiled(Model())(IDS)

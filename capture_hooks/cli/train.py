@@ -75,6 +75,9 @@ def train(
         Literal["float32", "bf16", "fp16"], typer.Option(help="Autocast of the head.")
     ] = "float32",
     bf16: Annotated[bool, typer.Option("--bf16", help="Short for --precision bf16.")] = False,
+    save_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the saved head's weights.")
+    ] = "float32",
     model_dtype: Annotated[
         str, typer.Option(help="The target's dtype: auto, float32, bfloat16 or float16.")
     ] = "auto",
@@ -130,6 +133,7 @@ def train(
         max_grad_norm=max_grad_norm,
         ema=ema,
         precision="bf16" if bf16 else precision,
+        save_dtype=save_dtype,
         held_out=held_out if eval_data is None else 0.0,
         seed=seed,
         evaluations=evaluations,

@@ -11,10 +11,11 @@ from ..errors import TrainingError
 
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "fp16"]
+SaveDtype = Literal["float32", "bfloat16", "float16"]
 
 #: What may differ when a run is resumed: its length, and what is looked at on the way.
 RESUMABLE: Final = frozenset({"steps", "epochs", "max_minutes", "evaluations", "save_minutes", "save_steps",
-                              "report_to", "log_steps", "workers"})  # fmt: skip
+                              "report_to", "log_steps", "workers", "save_dtype"})  # fmt: skip
 
 _POSITIVE: Final = ("steps", "epochs", "max_minutes", "lr", "batch_tokens", "accumulate", "max_length",
                     "draft_vocab", "save_minutes", "save_steps", "log_steps")  # fmt: skip
@@ -38,6 +39,7 @@ class TrainConfig:
         weight_decay, betas, max_grad_norm: AdamW and gradient clipping (0 turns clipping off).
         ema: decay of an exponential moving average of the weights, which is then what is evaluated and kept.
         precision: ``bf16`` and ``fp16`` are autocast; the head's own weights stay float32.
+        save_dtype: of the saved head's weights.
         held_out: share of the prompts kept for evaluation; 0 evaluates nothing.
         seed: of initial weights, noise and data order (the held-out split does not depend on it).
         evaluations: how often to evaluate, spread over the run.
@@ -68,6 +70,7 @@ class TrainConfig:
     max_grad_norm: float = 1.0
     ema: float | None = None
     precision: Precision = "float32"
+    save_dtype: SaveDtype = "float32"
     held_out: float = 0.05
     seed: int = 0
     evaluations: int = 10
@@ -92,7 +95,7 @@ class TrainConfig:
         for name in ("weight_decay", "max_grad_norm", "evaluations", "workers"):
             if getattr(self, name) < 0:
                 raise TrainingError(f"{name} must not be negative, but is {getattr(self, name)}")
-        for name, kind in (("schedule", Schedule), ("precision", Precision)):
+        for name, kind in (("schedule", Schedule), ("precision", Precision), ("save_dtype", SaveDtype)):
             if getattr(self, name) not in get_args(kind):
                 raise TrainingError(
                     f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}"

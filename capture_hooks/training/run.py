@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
+import torch
 from torch import nn
 from transformers import PrinterCallback
 
@@ -137,7 +138,8 @@ def train(
     head = _whole_head(trainer, setup, model, data, config, eval_data)
     if first:
         witness = make_witness(model, head.spec, setup.witness_tokens)
-        save_head(head, out, model=model, witness=witness, overwrite=resume or overwrite)
+        dtype = getattr(torch, config.save_dtype)
+        save_head(head, out, model=model, witness=witness, dtype=dtype, overwrite=resume or overwrite)
     trainer.accelerator.wait_for_everyone()
     return head
 

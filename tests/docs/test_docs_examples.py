@@ -8,6 +8,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PAGES = sorted(
+    [*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("plugins/*/*.md"), *ROOT.glob("examples/*/*.md")]
+)
 
 
 @pytest.mark.parametrize("page", ["spec", "conventions", "plugins", "testing"])
@@ -19,3 +22,9 @@ def test_examples_run(page: str) -> None:
     assert example.examples, f"{page}.md has no example"
     result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
     assert result.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}, which is not there"

@@ -95,9 +95,10 @@ def _tap(anatomy: Anatomy, point: Point, site: Site) -> Tap:
         return Tap(point, site, place, _width(module, side))
     if site.norm:
         if anatomy.final_norm is None or anatomy.final_norm_name is None:
+            fed = anatomy.readout_gap or "its lm_head is fed the end of the stream"
             raise BindError(
-                f"{type(anatomy.model).__name__} has no final norm, so it has no point final_norm; "
-                f"its lm_head is fed the end of the stream: use post.{anatomy.n_layers - 1}"
+                f"{type(anatomy.model).__name__} has no final norm, so it has no point final_norm ({fed}); "
+                f"the end of the stream is post.{anatomy.n_layers - 1}"
             )
         return Tap(point, site, normed(anatomy.final_norm, anatomy.final_norm_name), anatomy.hidden_size)
     k = point.absolute(anatomy.n_layers).layer

@@ -12,4 +12,4 @@ from .contract import Convention
 @hookimpl
 def capture_hooks_conventions() -> Sequence[Convention]:
     """What SGLang's, vLLM's and transformers' ids mean."""
-    return [*sglang.CONVENTIONS, *vllm.CONVENTIONS, transformers.CONVENTION]
+    return [*sglang.CONVENTIONS, *vllm.CONVENTIONS, *transformers.CONVENTIONS]

@@ -1,7 +1,7 @@
 """transformers: the tuple ``hidden_states`` of ``output_hidden_states=True``.
 
 Entry k is ``pre.k``; entry n is the output of the final norm, not the un-normed end of the stream,
-because the last entry is replaced by ``last_hidden_state``.
+because the last entry is replaced by ``last_hidden_state``.  Recurrent models leave the embedding out.
 """
 
 from __future__ import annotations
@@ -57,4 +57,30 @@ class TransformersHiddenStates(BoundaryConvention):
         return [n_layers if point.kind == "final_norm" else next(found) for point in points]
 
 
-CONVENTION = TransformersHiddenStates()
+class TransformersRecurrentHiddenStates(TransformersHiddenStates):
+    """``hidden_states[k]`` is ``post.k`` for k < n and ``final_norm`` for k = n: the embedding is left out."""
+
+    name = "transformers.recurrent"
+    versions = "5.24"
+    families = ("falcon_mamba", "mamba", "mamba2", "rwkv")
+    source = "transformers/models/mamba/modeling_mamba.py: entries are added after each block"
+    limits = "The embedding is not among them."
+    outside = "is not in the tuple: its first entry is post.0"
+
+    def lowest(self, n_layers: int) -> int:
+        return 1
+
+    def highest(self, n_layers: int) -> int:
+        return n_layers
+
+    def boundaries(self, ids: Sequence[int], n_layers: int) -> list[int]:
+        return [number + 1 for number in ids]
+
+    def ids(self, boundaries: Sequence[int], n_layers: int) -> list[int]:
+        return [boundary - 1 for boundary in boundaries]
+
+    def point(self, boundary: int, n_layers: int) -> Point:
+        return Point.post(boundary - 1)
+
+
+CONVENTIONS = (TransformersHiddenStates(), TransformersRecurrentHiddenStates())

@@ -16,10 +16,10 @@ from .boundaries import BoundaryConvention
 class TransformersHiddenStates(BoundaryConvention):
     """``hidden_states[k]`` is ``pre.k`` for k < n and ``final_norm`` for k = n, in the order indexed."""
 
-    name = "transformers"
+    name: ClassVar[str] = "transformers"
     library = "transformers"
     versions = "5.23 to 5.24"
-    families = ()
+    families: ClassVar[tuple[str, ...]] = ()
     key = "hidden_states"
     source = "transformers/utils/output_capturing.py: capture_outputs(tie_last_hidden_states=True)"
     limits = (
@@ -58,7 +58,7 @@ class TransformersHiddenStates(BoundaryConvention):
 
 
 class TransformersRecurrentHiddenStates(TransformersHiddenStates):
-    """``hidden_states[k]`` is ``post.k`` for k < n and ``final_norm`` for k = n: the embedding is left out."""
+    """``hidden_states[k]`` is ``post.k`` for k < n, ``final_norm`` for k = n; no embedding."""
 
     name = "transformers.recurrent"
     versions = "5.24"

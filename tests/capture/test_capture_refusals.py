@@ -69,7 +69,7 @@ def test_a_module_that_does_not_exist(model):
 
 def test_a_model_without_a_final_norm():
     toy = Toy()
-    with pytest.raises(BindError, match=r"has no final norm.*use post\.1"):
+    with pytest.raises(BindError, match=r"has no final norm.*the end of the stream is post\.1"):
         bind(toy, "post.0", target=True, anatomy=toy.anatomy)
 
 

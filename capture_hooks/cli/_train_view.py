@@ -18,7 +18,7 @@ class TrainView:
     """Prints a run to the terminal; lines alone where there is none."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self._last: Mapping[str, float] = {}
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -51,9 +51,7 @@ class TrainView:
             f"which cover {estimate.coverage:.1%} of those to learn{held_out}\n"
             f"cost    about {_minutes(estimate.minutes)}: {estimate.steps:,} steps of "
             f"{estimate.seconds_per_step:.3g} s (measured), {estimate.passes:.3g} passes over the data; "
-            f"{estimate.memory_bytes / 2**30:.2g} GiB of memory",
-            highlight=False,
-            soft_wrap=True,
+            f"{estimate.memory_bytes / 2**30:.2g} GiB of memory"
         )
         self._bar.start()
         self._bar.start_task(self._task)
@@ -65,9 +63,7 @@ class TrainView:
             accepted = by_position(values, "eval_acceptance_")
             self.console.print(
                 f"step {values['step']:,}: held-out acceptance {' '.join(f'{a:.3f}' for a in accepted)}, "
-                f"loss {values['eval_loss']:.3f}",
-                highlight=False,
-                soft_wrap=True,
+                f"loss {values['eval_loss']:.3f}"
             )
             self._last = dict(values)
         elif "acceptance_1" in values:
@@ -76,7 +72,7 @@ class TrainView:
             )
             self._bar.update(self._task, figures=figures)
             if not self.console.is_terminal:
-                self.console.print(f"{figures} ({values['progress']:.0%})", highlight=False)
+                self.console.print(f"{figures} ({values['progress']:.0%})")
 
     def table(self) -> Table | None:
         """The last evaluation: acceptance and loss per draft position."""

@@ -167,8 +167,8 @@ def train(
         table = view.table()
     if first:
         if table is not None:
-            view.console.print(table)
-        view.console.print(f"saved {out}", highlight=False)
+            view.console.print(table, soft_wrap=False)
+        view.console.print(f"saved {out}")
 
 
 def pairs(texts: list[str] | None, option: str) -> dict[str, Any]:

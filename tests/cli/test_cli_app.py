@@ -207,6 +207,8 @@ def test_an_interrupt_exits_130_without_a_traceback(plugin: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         env=env,
+        # A background job's children inherit an ignored SIGINT, which Python then leaves ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert process.stdout is not None
     assert process.stderr is not None

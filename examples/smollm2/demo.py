@@ -1,6 +1,6 @@
 """The main job on a real model: capture -> train -> decode, with the commands a user would type.
 
-    python demo.py [--minutes 8] [--tokens N] [--prompts 10]
+    python demo.py [--minutes 8] [--tokens N] [--prompts 12]
 
 Prints each command, runs it, and ends with one table: the head it has just trained beside the one
 that the same commands trained for longer (``examples/smollm2/head``).
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=8, help="of training")
     parser.add_argument("--dump-minutes", type=float, default=3, help="of capturing states")
-    parser.add_argument("--prompts", type=int, default=10, help="held-out prompts to decode")
+    parser.add_argument("--prompts", type=int, default=12, help="held-out prompts to decode")
     args = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -129,7 +129,6 @@ def main() -> None:
     common = ("--model", target.relative_to(ROOT))
     dump, head = BUILD / "states", BUILD / "head"
     held_out = (BUILD / "held-out.jsonl").relative_to(ROOT)
-    run("points", target.relative_to(ROOT))
     run(
         "dump", *common, "--spec", SPEC, "--data", (BUILD / "train.jsonl").relative_to(ROOT),
         "--out", dump.relative_to(ROOT), "--model-dtype", dtype, "--dtype", "bfloat16",

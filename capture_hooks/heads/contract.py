@@ -100,6 +100,8 @@ class DraftHead(nn.Module, ABC):
 
     #: The provider's name; written into the checkpoint.
     name: ClassVar[str]
+    #: Names of parameters with a row for each token: Muon, which is for maps, leaves them to AdamW.
+    token_tables: ClassVar[frozenset[str]] = frozenset()
     #: The states this head eats, layers absolute (non-negative).
     spec: CaptureSpec
     #: Decoder layers of the target.

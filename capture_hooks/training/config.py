@@ -11,6 +11,7 @@ from ..errors import TrainingError
 
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "fp16"]
+OptimizerName = Literal["adamw", "muon"]
 SaveDtype = Literal["float32", "bfloat16", "float16"]
 
 #: What may differ when a run is resumed: its length, and what is looked at on the way.
@@ -36,7 +37,8 @@ class TrainConfig:
         batch_tokens: tokens per optimiser step over all processes and accumulation steps together.
         accumulate: forward passes per optimiser step and process.
         max_length: longer sequences are cut into windows of this many tokens; None means ``batch_tokens``.
-        weight_decay, betas, max_grad_norm: AdamW and gradient clipping (0 turns clipping off).
+        optimizer: ``adamw``, or ``muon`` for the head's matrices (torch >= 2.9; AdamW for the rest).
+        weight_decay, betas, max_grad_norm: of the optimiser, and gradient clipping (0 turns clipping off).
         ema: decay of an exponential moving average of the weights, which is then what is evaluated and kept.
         precision: ``bf16`` and ``fp16`` are autocast; the head's own weights stay float32.
         save_dtype: of the saved head's weights.
@@ -65,6 +67,7 @@ class TrainConfig:
     batch_tokens: int = 2048
     accumulate: int = 1
     max_length: int | None = None
+    optimizer: OptimizerName = "adamw"
     weight_decay: float = 0.01
     betas: tuple[float, float] = (0.9, 0.95)
     max_grad_norm: float = 1.0
@@ -95,7 +98,8 @@ class TrainConfig:
         for name in ("weight_decay", "max_grad_norm", "evaluations", "workers"):
             if getattr(self, name) < 0:
                 raise TrainingError(f"{name} must not be negative, but is {getattr(self, name)}")
-        for name, kind in (("schedule", Schedule), ("precision", Precision), ("save_dtype", SaveDtype)):
+        for name, kind in (("schedule", Schedule), ("precision", Precision), ("save_dtype", SaveDtype),
+                           ("optimizer", OptimizerName)):  # fmt: skip
             if getattr(self, name) not in get_args(kind):
                 raise TrainingError(
                     f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}"

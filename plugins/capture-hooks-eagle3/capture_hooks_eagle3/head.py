@@ -45,6 +45,7 @@ class Eagle3Head(Network, DraftHead):
     """
 
     name: ClassVar[str] = "eagle3"
+    token_tables: ClassVar[frozenset[str]] = frozenset({"embedding", "lm_head.weight"})
     draft_ids: Tensor
     target_rows: Tensor
     target_bias: Tensor | None

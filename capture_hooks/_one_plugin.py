@@ -27,7 +27,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("to_points", "from_points"),
         ),
         "formats": ("recognises",),
-        "engines": (),
+        "engines": ("capture", "decode", "serve"),
         "commands": ("function", "help"),
     }
 )

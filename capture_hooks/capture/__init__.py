@@ -1,6 +1,6 @@
 """Binding a capture spec to a model: anatomy, unwrapping, residual layouts, hooks, packed buffers."""
 
-from .anatomy import Anatomy, AnatomyProvider
+from .anatomy import Anatomy, AnatomyProvider, BatchRows
 from .plan import every_point
 from .session import CaptureSession, bind
 from .states import Phase, States
@@ -9,6 +9,7 @@ from .unwrap import find_anatomy
 __all__ = [
     "Anatomy",
     "AnatomyProvider",
+    "BatchRows",
     "CaptureSession",
     "Phase",
     "States",

@@ -2,13 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from torch import nn
+from torch import Tensor, nn
 
 Layout = Literal["plain", "pair", "stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRows:
+    """Which token of which request each row of one forward is, where requests are packed into one axis.
+
+    Request r gives the next ``lengths[r]`` rows: its tokens ``starts[r]``, ``starts[r] + 1``, …  Rows behind
+    the last request are padding.
+
+    Attributes:
+        requests: one key per request, the same in all forwards of a request.
+        lengths: rows of each request.
+        starts: position of each request's first row; a tensor is looked at only when rows are read.
+        unknown: why rows cannot be told, or None.
+    """
+
+    requests: tuple[Hashable, ...]
+    lengths: tuple[int, ...]
+    starts: Sequence[int] | Tensor
+    unknown: str | None = None
+
+    @classmethod
+    def untold(cls, why: str) -> Self:
+        """Rows that belong to nobody knows whom: an error for a session that must tell."""
+        return cls((), (), (), why)
+
+
+#: From ``(args, kwargs)`` of the decoder's forward to its rows; must not wait for the device.
+RowReader = Callable[[tuple[Any, ...], dict[str, Any]], BatchRows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +63,8 @@ class Anatomy:
         logit_softcap: ``cap * tanh(logits / cap)`` after scaling (Gemma 2); None where there is none.
         readout_gap: why logits are not ``softcap(scale * lm_head(final_norm))``, as a clause for an error
             message (OPT-350m projects in between); None where they are.
+        rows: tells whose token each row is, for engines that pack the requests of a batch into one axis; None
+            where a forward runs over ``[batch, tokens]`` and a KV cache object follows the requests.
     """
 
     model: nn.Module
@@ -52,6 +83,7 @@ class Anatomy:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     readout_gap: str | None = None
+    rows: RowReader | None = None
 
     @property
     def n_layers(self) -> int:

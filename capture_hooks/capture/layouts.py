@@ -5,7 +5,8 @@
   ``residual`` is None on entering layer 0.  The next fused add-norm updates ``residual`` in place, so the
   sum must be formed inside the hook: vLLM, SGLang up to 0.5.21 and some of its families since.
 * *stream*: a layer gives a handle that is not the stream; the batch's ``residual_stream`` can tell the
-  stream at any layer's entrance without disturbing it: SGLang since 0.5.22.
+  stream at any layer's entrance without disturbing it: SGLang since 0.5.22.  Telling it may complete a sum over
+  tensor-parallel ranks, so every rank captures the same points.
 
 A reader gets a hook's ``(args, kwargs, output)`` (output None before the forward) and returns the stream.
 """
@@ -63,10 +64,8 @@ def leaving(anatomy: Anatomy, k: int) -> Place:
         raise CaptureError(
             f"post.{k} of a 'stream' layout is read at the final norm, and this model has none"
         )
-    norm = anatomy.final_norm
-    return Place(
-        norm, anatomy.final_norm_name, "before", _hidden_plus_residual(norm, anatomy.final_norm_name)
-    )
+    name = anatomy.final_norm_name
+    return Place(anatomy.final_norm, name, "before", _entering_norm(name))
 
 
 def normed(norm: nn.Module, name: str) -> Place:
@@ -103,14 +102,7 @@ def output_of(name: str) -> Reader:
 
 
 def _stream_argument(layer: nn.Module, name: str) -> Reader:
-    hidden = _Argument(layer, name, _HIDDEN)
-
-    def read(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
-        if args and isinstance(args[0], Tensor):
-            return args[0]
-        return hidden.tensor(args, kwargs)
-
-    return read
+    return _Argument(layer, name, _HIDDEN).tensor
 
 
 def _hidden_plus_residual(layer: nn.Module, name: str) -> Reader:
@@ -124,11 +116,32 @@ def _hidden_plus_residual(layer: nn.Module, name: str) -> Reader:
     return read
 
 
+def _entering_norm(name: str) -> Reader:
+    """A norm's first argument, and the residual it adds to it where it is given one.
+
+    By position, as norms that choose a kernel when they are called take ``*args``.
+    """
+    first = input_of(name)
+
+    def read(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
+        rest = args[1] if len(args) > 1 else kwargs.get("residual")
+        stream = first(args, kwargs, output)
+        if rest is None:
+            return stream
+        if isinstance(rest, Tensor) and rest.shape == stream.shape:
+            return stream + rest
+        raise CaptureError(f"{name} was called with {type(rest).__name__} where a residual was expected")
+
+    return read
+
+
 def _sum_of_pair(name: str) -> Reader:
     def read(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Tensor:
         match output:
             case (Tensor() as hidden, Tensor() as residual, *_):
                 return hidden + residual
+            case (Tensor() as hidden, None, *_):
+                return hidden  # nothing is left to be added (MiniCPM)
             case _:
                 raise CaptureError(
                     f"{name} returned {type(output).__name__}, not the pair (hidden, residual) of its layout"
@@ -144,7 +157,14 @@ def _snapshot(layer: nn.Module, name: str) -> Reader:
         for value in (*args, *kwargs.values()):
             stream = getattr(value, "residual_stream", None)
             if stream is not None:
-                state: Tensor = stream.snapshot(hidden.tensor(args, kwargs))
+                # Not always a tensor: a sum over tensor-parallel ranks that is still owed is a handle.
+                handle = hidden.get(args, kwargs)
+                if handle is None:
+                    handle = hidden.tensor(args, kwargs)
+                try:
+                    state: Tensor = stream.snapshot(handle)
+                except NotImplementedError as error:
+                    raise CaptureError(f"the stream entering {name} cannot be told: {error}") from error
                 return state
         raise CaptureError(f"{name} was called without a batch that carries a residual_stream")
 
@@ -172,10 +192,12 @@ class _Argument:
             return args[self._index]
         return next((kwargs[name] for name in self._names if name in kwargs), None)
 
-    def tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def tensor(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> Tensor:
         value = self.get(args, kwargs)
         if isinstance(value, Tensor):
             return value
+        if value is None and self._index is None and args and isinstance(args[0], Tensor):
+            return args[0]  # its forward names no hidden states: those of layers and norms come first
         raise CaptureError(
             f"{self._owner} was called without its hidden states: looked for {' or '.join(self._names)} "
             f"among {len(args)} positional arguments and {sorted(kwargs)}"

@@ -6,7 +6,7 @@ kept joined); consecutive rows of a static buffer are joined without a copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -15,13 +15,20 @@ from torch import Tensor
 from ..errors import CaptureError
 from .buffers import Allocator
 from .plan import Plan
-from .rows import Forward, Group
+from .anatomy import BatchRows
+from .rows import Forward, Group, untold
 from .states import Phase, States
+
+PLACED = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """One row of each tensor per token; ``base`` is how many tokens of its request the session missed."""
+    """One row of each tensor per token.
+
+    ``base`` is how many tokens of its request the session missed; ``PLACED`` where the column, as the engine
+    tells it, is the position.
+    """
 
     packed: Tensor
     target: Tensor
@@ -53,6 +60,7 @@ class Pack:
         self._done: _Rows | None = None
         self._states: States | None = None
         self._requests = 0
+        self._keys: dict[Hashable, tuple[int, int]] = {}  # number and length of an engine's requests
 
     @property
     def empty(self) -> bool:
@@ -64,6 +72,7 @@ class Pack:
         self._new.clear()
         self._done = self._states = None
         self._requests = 0
+        self._keys.clear()
 
     def add(self, forward: Forward) -> None:
         """Collect a completed forward."""
@@ -78,6 +87,9 @@ class Pack:
         if self._new or self._states is None:
             parts = [] if self._done is None else [self._done]
             for forward in self._new:
+                if forward.told is not None:
+                    parts = self._add_told(parts, forward, forward.told)
+                    continue
                 if forward.group is not None and forward.void_from is not None:
                     parts = [part.where(~_void(part, forward.group, forward.void_from)) for part in parts]
                 parts.append(self._rows(forward))
@@ -93,6 +105,41 @@ class Pack:
             group.first = self._requests
             self._requests += group.batch
         return group
+
+    def _add_told(self, parts: list[_Rows], forward: Forward, told: BatchRows) -> list[_Rows]:
+        """``parts`` and the rows of a forward whose engine tells them.
+
+        A request that starts again at 0 is a new one; one that starts before its end was rolled back.
+
+        Raises:
+            CaptureError: rows that the engine could not tell.
+        """
+        if told.unknown is not None:
+            raise CaptureError(untold(told))
+        starts = told.starts.tolist() if isinstance(told.starts, Tensor) else list(told.starts)
+        numbers = []
+        for key, start, length in zip(told.requests, starts, told.lengths, strict=True):
+            number, end = self._keys.get(key, (None, 0))
+            if number is None or start == 0:
+                number, self._requests = self._requests, self._requests + 1
+            elif start < end:
+                parts = [part.where((part.request != number) | (part.column < start)) for part in parts]
+            self._keys[key] = number, start + length
+            numbers.append(number)
+        packed, target = self._packed(forward)
+        if forward.padding is not None:
+            packed, target = packed[: sum(told.lengths)], target[: sum(told.lengths)]
+        lengths = torch.tensor(told.lengths, dtype=torch.int64)
+        firsts = torch.tensor(starts, dtype=torch.int64).repeat_interleave(lengths)
+        begins = (lengths.cumsum(0) - lengths).repeat_interleave(lengths)
+        decode = (torch.tensor(starts, dtype=torch.int64) > 0) & (lengths == 1)
+        values = (
+            torch.tensor(numbers, dtype=torch.int64).repeat_interleave(lengths),
+            firsts + torch.arange(len(firsts)) - begins,
+            torch.where(decode, Phase.DECODE, Phase.PREFILL).to(torch.int8).repeat_interleave(lengths),
+            torch.full((len(firsts),), PLACED),
+        )
+        return [*parts, _Rows(packed, target, *(value.to(packed.device) for value in values))]
 
     def _make(self, rows: _Rows) -> States:
         columns, plan = self._allocator.widths.columns(), self._plan
@@ -173,7 +220,7 @@ def _positions(rows: _Rows) -> Tensor:
     first = torch.searchsorted(ordered, ordered)  # where each row's request begins in that order
     positions = torch.empty_like(index)
     positions[order] = index - first
-    return positions + rows.base
+    return torch.where(rows.base == PLACED, rows.column, positions + rows.base)
 
 
 def _join(tensors: Sequence[Tensor]) -> Tensor:

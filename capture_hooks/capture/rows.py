@@ -3,6 +3,8 @@
 A forward of the decoder runs over a batch of B sequences of T tokens.  Forwards on one KV cache
 continue the same requests; one without a cache, or on an empty one, begins B new requests.  A
 cache that has become shorter in between was rolled back (rejected drafts): the rows beyond it are dropped.
+
+Engines that pack the requests of a batch into one axis tell the rows themselves (`Anatomy.rows`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CaptureError
+from .anatomy import BatchRows, RowReader
 from .layouts import positional_names
 
 #: Keyword names under which libraries pass a KV cache or recurrent state.
@@ -57,6 +60,7 @@ class Forward:
         padding: [B, T] bool mask of real tokens that is only to be looked at afterwards, or None.
         group: its requests, where they are shared with other forwards (by a cache).
         void_from: the column from which the group's earlier rows are void, or None.
+        told: its rows as the engine tells them, or None.
         packed: ``[*grid, W]``; None while some width is unknown.
         target: ``[*grid, H]`` where the target is not one of the inputs.
         loose: by tap, states [n, width] that wait in a tensor of their own.
@@ -70,6 +74,7 @@ class Forward:
     padding: Tensor | None = field(init=False, default=None)
     group: Group | None = field(init=False, default=None)
     void_from: int | None = field(init=False, default=None)
+    told: BatchRows | None = field(init=False, default=None)
     packed: Tensor | None = field(init=False, default=None)
     target: Tensor | None = field(init=False, default=None)
     loose: dict[int, Tensor] | None = field(init=False, default=None)
@@ -95,10 +100,12 @@ class Forward:
 class Requests:
     """Follows the requests of one session over its calls."""
 
-    def __init__(self, root: nn.Module, *, static: bool) -> None:
+    def __init__(self, root: nn.Module, *, static: bool, reader: RowReader | None = None) -> None:
         """``static``: look at no tensor's values during a forward (the buffer may be part of a graph)."""
         self._names = positional_names(root)
         self._static = static
+        self._reader = reader
+        self._told: BatchRows | None = None
         self._groups: dict[int, tuple[weakref.ref[Any], Group]] = {}
         self._arguments: dict[str, Any] = _NO_ARGUMENTS
         self._past = 0
@@ -121,8 +128,14 @@ class Requests:
         """Look at a forward's arguments, before its cache grows.
 
         Raises:
-            CaptureError: a cache that holds tokens this session should have seen but did not.
+            CaptureError: a cache that holds tokens this session should have seen but did not, or rows that the
+                engine cannot tell (with a static buffer only on reading them).
         """
+        if self._reader is not None:
+            self._told = told = self._reader(args, kwargs)
+            if told.unknown is not None and not self._static:
+                raise CaptureError(untold(told))
+            return
         if self.cache is not None:
             self.abandon()  # the forward before this one failed
         if args:
@@ -140,6 +153,8 @@ class Requests:
         Raises:
             CaptureError: a mask that cannot be read, or another batch size than the cache's requests have.
         """
+        if self._told is not None:
+            return self._packed_forward(self._told, state)
         arguments = self._arguments
         grid = arguments.get("input_ids")
         if grid is not None:
@@ -160,6 +175,8 @@ class Requests:
 
     def finish(self, forward: Forward, output: Any) -> None:
         """Book a completed forward: which requests it belongs to, and what it rolled back."""
+        if forward.told is not None:
+            return
         cache, group = self.cache, self._group
         if cache is None and type(output) is not Tensor:
             cache = _returned_cache(output)
@@ -176,6 +193,24 @@ class Requests:
     def caches(self) -> list[Any]:
         """The caches followed that are still alive."""
         return [cache for ref, _ in self._groups.values() if (cache := ref()) is not None]
+
+    def _packed_forward(self, told: BatchRows, state: Tensor) -> Forward:
+        """A forward over one axis of rows; those behind the last request are padding."""
+        forward = Forward(state.shape[:-1], state.shape[:-1], 0)
+        forward.told = told
+        if told.unknown is not None:
+            return forward
+        here, rows = forward.lead.numel(), sum(told.lengths)
+        if rows > here:
+            raise CaptureError(
+                f"a forward of {len(told.requests)} requests with {rows} tokens gave states of {here} rows: "
+                f"{list(state.shape)}; each rank sees part of the tokens, which cannot be captured"
+            )
+        if rows < here and self._static:
+            forward.padding = torch.arange(here) < rows
+        elif rows < here:
+            forward.kept, forward.grid = torch.arange(rows), (rows,)
+        return forward
 
     def _open(self, cache: Any) -> None:
         if not is_cache(cache):
@@ -253,6 +288,11 @@ class Requests:
         ):
             return mask[:, : forward.start].bool().sum(dim=1).expand(forward.batch)
         return forward.start
+
+
+def untold(told: BatchRows) -> str:
+    """The error for rows that cannot be told."""
+    return f"cannot tell which request each row of this forward belongs to: {told.unknown}"
 
 
 def _returned_cache(output: Any) -> Any:

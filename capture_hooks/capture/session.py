@@ -101,7 +101,7 @@ class CaptureSession:
         self._allocator = allocator
         self._compilation = Compilation.of(model, plan)
         self._root = self._compilation.root
-        self._requests = Requests(self._root, static=static)
+        self._requests = Requests(self._root, static=static, reader=plan.anatomy.rows)
         self._pack = Pack(plan, allocator)
         self._run = _Running()
         self._handles: list[RemovableHandle] = []

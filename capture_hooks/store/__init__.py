@@ -4,16 +4,19 @@ from .batches import plan_shards
 from .checks import context_length
 from .data import Example, Examples, read_examples
 from .dump import Dump
-from .job import DumpJob, Estimate, write_dump
+from .engine_job import EngineDumpJob
+from .job import DumpJob, write_dump
 from .manifest import Engine, Manifest, Provenance, ShardRecord
 from .shard import ShardTensors, StoredSequence
 from .writer import DumpWriter
+from .writing import Estimate
 
 __all__ = [
     "Dump",
     "DumpJob",
     "DumpWriter",
     "Engine",
+    "EngineDumpJob",
     "Estimate",
     "Example",
     "Examples",

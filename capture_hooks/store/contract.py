@@ -1,9 +1,13 @@
-"""The contract of another library's hidden-state dump format."""
+"""The contracts of what states come from: another library's dump, or an engine that runs the target."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 
 @runtime_checkable
@@ -15,4 +19,49 @@ class DumpFormat(Protocol):
 
     def recognises(self, directory: Path) -> bool:
         """Whether ``directory`` is of this format, judged without loading any pickle."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequenceStates:
+    """What an engine captured of one sequence of T tokens.
+
+    Attributes:
+        number: which of the sequences that were asked for.
+        inputs: [T, W] the spec's inputs, packed in its order.
+        target: [T, H] the spec's target point.
+        argmax: [T] int64 the target's greedy next token after each.
+    """
+
+    number: int
+    inputs: Tensor
+    target: Tensor
+    argmax: Tensor
+
+
+class CaptureEngine(Protocol):
+    """A running engine that captures one spec."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What else changes the bits."""
+        ...
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens in one forward pass."""
+        ...
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceStates]:
+        """Prefill every sequence; its states as they become ready, in any order.
+
+        Raises:
+            EngineError: a sequence whose rows are not as many as its tokens.
+        """
         ...

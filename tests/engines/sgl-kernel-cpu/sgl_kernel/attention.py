@@ -7,8 +7,8 @@ of ``k_buffer``.  SGLang 0.5.23 then asks for attention over the latents (decode
 or, in a batch without any prefix, over keys and values given uncompressed
 (``srt/models/deepseek_common/attention_backend_handler.py``, ``handle_attention_triton``).
 
-A cache in float8 is read times ``k_scale`` or ``v_scale``; SGLang divided by it when writing.  Arguments are those
-of ``srt/layers/attention/intel_amx_backend.py``, which passes the window with the token itself counted.
+A cache in float8 is read times ``k_scale`` or ``v_scale``; SGLang divided by it when writing.  Arguments are
+those of ``srt/layers/attention/intel_amx_backend.py``, whose window counts the token itself.
 """
 
 from __future__ import annotations
@@ -47,14 +47,9 @@ class _Weighting:
         plain = self.cap <= 0 and self.sinks is None
         if causal and plain:
             k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
-            out = F.scaled_dot_product_attention(
-                q.transpose(0, 1).unsqueeze(0),
-                k.unsqueeze(0),
-                v.unsqueeze(0),
-                is_causal=True,
-                scale=self.scale,
-            )
-            return out.squeeze(0).transpose(0, 1)
+            q = q.transpose(0, 1)
+            out = F.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, scale=self.scale)
+            return out[0].transpose(0, 1)
         if causal:
             mask = torch.ones(n, n, dtype=torch.bool).tril()
         # The queries that share a key head are rows of one matrix, so that no key is copied for them.
@@ -62,9 +57,7 @@ class _Weighting:
         if mask is not None:
             mask = mask.repeat(group, 1)
         if plain:
-            out = F.scaled_dot_product_attention(
-                rows.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), attn_mask=mask, scale=self.scale
-            ).squeeze(0)
+            out = F.scaled_dot_product_attention(rows[None], k[None], v[None], mask, scale=self.scale)[0]
         else:
             out = self._weights(rows.float() @ k.float().transpose(1, 2), mask, n) @ v.float()
         return out.unflatten(1, (group, n)).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
@@ -82,7 +75,7 @@ class _Weighting:
 
 
 def _cached(buffer: Tensor, slots: Tensor, scale: float) -> Tensor:
-    rows = buffer[slots]
+    rows = buffer.index_select(0, slots)  # ten times as fast as buffer[slots]
     return rows if rows.dtype.itemsize > 1 else rows.float() * scale
 
 
@@ -131,9 +124,9 @@ def decode_attention_cpu(
         sinks: ``[H]``, logits that take weight and give nothing.
     """
     if key is not None and value is not None:
-        k_cache[loc.long()] = key.view(-1, *k_cache.shape[1:]).to(k_cache.dtype)
+        k_cache[loc.long()] = key.reshape(-1, *k_cache.shape[1:]).to(k_cache.dtype)
         if v_cache.data_ptr() != k_cache.data_ptr():
-            v_cache[loc.long()] = value.view(-1, *v_cache.shape[1:]).to(v_cache.dtype)
+            v_cache[loc.long()] = value.reshape(-1, *v_cache.shape[1:]).to(v_cache.dtype)
     weighting = _Weighting(sm_scale, logit_cap, sinks)
     encoder = [0] * len(seq_lens) if encoder_lens is None else encoder_lens.tolist()
     for i, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)):
@@ -217,26 +210,31 @@ def extend_attention_cpu(
         if new == 0:
             continue
         now, before = slice(start, start + new), length - new
-        given = k_extend is not None and v_extend is not None and not is_cross_attn
-        begin, end = encoder[i], encoder[i] + (before if given else length)
+        given = None
+        if k_extend is not None and v_extend is not None and not is_cross_attn:
+            given = (k_extend[now], v_extend[now])
+        windowed = 0 < sliding_window_size < length and is_causal and not is_cross_attn
+        # What no new token sees may be gone from the cache.
+        skipped = max(0, before - sliding_window_size + 1) if windowed else 0
+        before -= skipped
+        begin, end = encoder[i] + skipped, encoder[i] + length - (0 if given is None else new)
         if is_cross_attn:
             begin, end = 0, encoder[i]
-        slots = req_to_token[row, begin:end].long()
-        if given and not before:
-            k, v = _heads(k_extend[now], q_extend.shape[-1]), _heads(v_extend[now], o_extend.shape[-1])
+        if given is not None and not before:
+            k, v = _heads(given[0], q_extend.shape[-1]), _heads(given[1], o_extend.shape[-1])
         else:
+            slots = req_to_token[row, begin:end].long()
             k, v = _cached(k_buffer, slots, k_scale), _cached(v_buffer, slots, v_scale)
-            if given:
-                k, v = _after(k, k_extend[now], "k"), _after(v, v_extend[now], "v")
-        causal = is_causal and not is_cross_attn and trees[i] is None
-        windowed = 0 < sliding_window_size < length and is_causal and not is_cross_attn
-        if causal and not before and not windowed:
+            if given is not None:
+                k, v = _after(k, given[0], "k"), _after(v, given[1], "v")
+        tree = trees[i]
+        if is_cross_attn or (tree is None and not is_causal):
+            o_extend[now] = weighting.attend(q_extend[now], k, v, None)
+        elif tree is None and not before and not windowed:
             o_extend[now] = weighting.attend(q_extend[now], k, v, None, causal=True)
-            continue
-        mask = None
-        if not is_cross_attn:
-            mask = _visible(before, new, trees[i], causal, sliding_window_size if windowed else 0)
-        o_extend[now] = weighting.attend(q_extend[now], k, v, mask)
+        else:
+            mask = _visible(before, new, tree, sliding_window_size if windowed else 0)
+            o_extend[now] = weighting.attend(q_extend[now], k, v, mask)
 
 
 def _trees(tree_mask: Tensor, news: list[int]) -> list[Tensor | None]:
@@ -258,20 +256,15 @@ def _after(cached: Tensor, given: Tensor, name: str) -> Tensor:
     """Keys or values of the prefix, followed by those of the new tokens."""
     if given[0].numel() != cached[0].numel():
         raise ValueError(
-            f"{name}_extend has shape {list(given.shape)} after a prefix of {len(cached)} tokens whose cache rows "
-            f"are {list(cached.shape[1:])}; uncompressed MLA keys and values go without a prefix"
+            f"{name}_extend has shape {list(given.shape)} after a prefix of {len(cached)} tokens whose cache "
+            f"rows are {list(cached.shape[1:])}; uncompressed MLA keys and values go without a prefix"
         )
     return torch.cat((cached.to(given.dtype), given.reshape(-1, *cached.shape[1:])))
 
 
-def _visible(before: int, new: int, tree: Tensor | None, causal: bool, window: int) -> Tensor | None:
-    """Mask ``[new, before + new]`` of what each new token sees; None for everything."""
-    if tree is None and not causal:
-        return None
+def _visible(before: int, new: int, tree: Tensor | None, window: int) -> Tensor:
+    """Mask ``[new, before + new]`` of what each new token sees: earlier tokens, or those of its tree."""
     keys = torch.arange(before + new)
     own = keys[before:].unsqueeze(1)
-    if tree is None:
-        mask = keys <= own
-    else:
-        mask = torch.cat((torch.ones(new, before, dtype=torch.bool), tree), 1)
+    mask = keys <= own if tree is None else F.pad(tree, (before, 0), value=True)
     return mask & (keys > own - window) if window else mask

@@ -29,7 +29,7 @@ def assign_req_to_token_pool_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """Write new slots: ``req_to_token[req_pool_indices[i], start[i]:end[i]]`` from ``out_cache_loc`` in order.
+    """Write new slots: ``req_to_token[req_pool_indices[i], start[i]:end[i]]`` from ``out_cache_loc``.
 
     Meaning: ``srt/mem_cache/allocation.py``, ``assign_req_to_token_pool``.
     """

@@ -38,9 +38,9 @@ def build_tree_kernel_efficient_cpu(
         parent_list: ``[b, topk * (depth - 1) + 1]``; narrower where all candidates hang on the root.
         selected_index: ``[b, n - 1]``, candidates that became nodes 1 … n-1, ascending.
         verified_seq_len: ``[b]``, committed tokens L.
-        tree_mask: written: who attends to whom.  ``FULL_MASK``: per request ``[n, L + n]``, of which the first
-            L columns are left alone.  ``QLEN_ONLY``: ``[b, n, n]``.  ``QLEN_ONLY_BITPACKING``: one integer per
-            node, bit j for node j, as wide as n needs (8, 16 or 32 bits).
+        tree_mask: written: who attends to whom.  ``FULL_MASK``: per request ``[n, L + n]``, of which the
+            first L columns are left alone.  ``QLEN_ONLY``: ``[b, n, n]``.  ``QLEN_ONLY_BITPACKING``: one
+            integer per node, bit j for node j, as wide as n needs (8, 16 or 32 bits).
         positions: written, ``[b * n]``: L plus the node's depth.
         retrive_index: written, ``[b, n]``.
         retrive_next_token: written, ``[b, n]``: first child.

@@ -22,7 +22,7 @@ def verify_tree_greedy_cpu(
     written keeps the caller's fill: SGLang gives -1 for ``accept_index``, 0 for ``predicts``.
 
     Args:
-        predicts: written, ``[b * n]``: the target's token at each accepted node, the last one's being the bonus.
+        predicts: written, ``[b * n]``: the target's token at each accepted node; the last one is the bonus.
         accept_index: written, ``[b, s]``: accepted nodes by ``retrive_index``, the root first; s bounds them.
         accept_token_num: written, ``[b]``: accepted drafts, so without the root.
         candidates: ``[b, n]``, the nodes' tokens.

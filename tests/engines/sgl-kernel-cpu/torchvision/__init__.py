@@ -1,7 +1,7 @@
 """Import-only stand-in for torchvision: PyPI's build does not load against the CPU build of torch.
 
-SGLang imports names of torchvision at the top of its image processors.  Here every submodule and every name can
-be imported, classes can be subclassed, and nothing works: a call raises.
+SGLang imports names of torchvision at the top of its image processors.  Here every submodule and every name
+can be imported, classes can be subclassed, and nothing works: a call raises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class InterpolationMode(enum.Enum):
 
 def _refuse(name: str) -> NoReturn:
     raise NotImplementedError(
-        f"{name}: this torchvision is the import-only stand-in of capture-hooks-sgl-kernel-cpu; images need the real one"
+        f"{name}: this torchvision is the import-only stand-in of capture-hooks-sgl-kernel-cpu; "
+        "images need the real one"
     )
 
 

@@ -1,0 +1,100 @@
+"""A target known by its checkpoint: shape and fingerprint, without loading what an engine loads elsewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..capture import find_anatomy
+from ..capture.anatomy import Anatomy
+from ..capture.fingerprint import TargetFingerprint
+from ..errors import ModelError
+
+
+def hollow_target(model: str) -> nn.Module:
+    """The model of a checkpoint as Hugging Face's class, on the meta device: shapes without values.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            hollow: nn.Module = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
+    return hollow.eval()
+
+
+def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:
+    """The fingerprint that `TargetFingerprint.of` takes of the model loaded in ``dtype``.
+
+    Where the checkpoint's tensors are the model's parameters, in that dtype, they are mapped into memory and only
+    the sampled values are read.  Else (parameters that transformers renames, fuses or casts, quantised weights,
+    names on the hub) the model is loaded once, on the CPU.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    wanted = getattr(torch, dtype)
+    hollow = hollow_target(model)
+    if _fill(hollow, _mapped(Path(model)), wanted):
+        return TargetFingerprint.of(find_anatomy(hollow))
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=wanted)
+    return TargetFingerprint.of(find_anatomy(loaded.eval()))
+
+
+def hollow_anatomy(model: str) -> Anatomy:
+    """The anatomy of `hollow_target`."""
+    return find_anatomy(hollow_target(model))
+
+
+def _mapped(directory: Path) -> dict[str, Tensor]:
+    """A checkpoint's tensors, mapped into memory; empty where it is not one of safetensors files."""
+    index = directory / "model.safetensors.index.json"
+    try:
+        names = (
+            sorted(set(json.loads(index.read_text())["weight_map"].values()))
+            if index.is_file()
+            else ["model.safetensors"]
+        )
+        found: dict[str, Tensor] = {}
+        for name in names:
+            with safe_open(directory / name, framework="pt") as file:
+                found |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
+    except (OSError, ValueError, KeyError, SafetensorError):
+        return {}
+    return found
+
+
+def _fill(hollow: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bool:
+    """Make the tensors the model's own; whether they are all it has, as it would have loaded them."""
+    if getattr(hollow.config, "quantization_config", None) is not None or _renamed(hollow):
+        return False
+    if any(t.dtype != dtype for t in tensors.values()):
+        return False
+    try:
+        hollow.load_state_dict(dict(tensors), strict=False, assign=True)
+    except RuntimeError:  # another shape
+        return False
+    hollow.tie_weights()
+    return not any(tensor.is_meta for tensor in hollow.state_dict().values())
+
+
+def _renamed(hollow: Any) -> bool:
+    """Whether transformers maps this family's checkpoints to other names or shapes."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return True
+    return bool(get_model_conversion_mapping(hollow, add_legacy=False))

@@ -1,0 +1,1 @@
+"""SGLang's models, for capture-hooks.  Imports without SGLang."""

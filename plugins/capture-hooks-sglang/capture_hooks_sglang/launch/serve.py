@@ -1,0 +1,32 @@
+"""``serve`` of the engine: the checks, then the command shown and run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import checks
+from .command import compose
+from .installed import check_installed
+from .watch import watch
+
+
+def serve(head: Path, model: Path, settings: Sequence[str], start_timeout: float) -> int:
+    """Serve ``model`` with ``head``; see `capture_hooks.decoding.contract.EngineProvider.serve`.
+
+    Raises:
+        EngineError, HeadError, ModelError, SpecError: what was asked cannot be served, or must not.
+    """
+    asked = checks.check_head(head, model, os.environ)
+    command = compose(head, model, settings)
+    assert asked.head is not None
+    checks.check_target(asked.head, model)
+    warning = check_installed()
+    checks.check_plugin_loads(os.environ)
+    checks.check_port(command)
+    if warning is not None:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
+    print(command.shown(os.environ), flush=True)
+    return watch(command, os.environ, start_timeout)

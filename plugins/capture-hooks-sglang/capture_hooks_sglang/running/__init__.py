@@ -1,0 +1,1 @@
+"""SGLang's server in the background, asked over HTTP: to capture, and to answer."""

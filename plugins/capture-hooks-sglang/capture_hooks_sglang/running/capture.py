@@ -1,0 +1,161 @@
+"""SGLang as a capture engine: prompts over HTTP, states through files, matched by request id."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from capture_hooks.errors import EngineError
+from capture_hooks.spec import CaptureSpec
+from capture_hooks.store.contract import SequenceStates
+
+from ..launch.flags import Flags
+from ..launch.installed import check_installed
+from ..serving.asked import SPEC, SPOOL
+from ..serving.spooled import Rows, SpoolId
+from .server import Server, check_reports, running
+
+#: Most sequences under way at a time, and how many full batches of tokens.
+IN_FLIGHT: Final = 128
+BATCHES: Final = 3
+#: Seconds after its answer within which a request's states must be there.
+_PATIENCE: Final = 60.0
+#: Tokens beyond a model's context: a prompt that fills it still has one token to gain before SGLang is done.
+_BEYOND: Final = 2
+
+
+class SGLangCapture:
+    """A server that leaves the states of whole prompts in a spool; `capture` makes one."""
+
+    name = "sglang"
+
+    def __init__(self, server: Server, spool: Path) -> None:
+        self._server, self._spool = server, spool
+        self._numbers = itertools.count()
+
+    @property
+    def version(self) -> str:
+        """SGLang's."""
+        return str(self._server.setting("version"))
+
+    @property
+    def batch_tokens(self) -> int:
+        """Most tokens in one forward."""
+        chunk = int(self._server.setting("chunked_prefill_size") or 0)
+        return chunk if chunk > 0 else int(self._server.setting("max_prefill_tokens"))
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What else changes the bits."""
+        import torch
+
+        names = ("device", "attention_backend", "dtype", "quantization", "tp_size", "dp_size")
+        told = {name: self._server.setting(name) for name in names}
+        return {"torch": torch.__version__} | {k: str(v) for k, v in told.items() if v is not None}
+
+    def states(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceStates]:
+        """Prefill every sequence; its states as they become ready, in any order.
+
+        Raises:
+            EngineError: a sequence that SGLang refused, or whose rows are not as many as its tokens.
+        """
+        room = BATCHES * self.batch_tokens
+        with ThreadPoolExecutor(IN_FLIGHT, "capture-hooks-prompt") as pool:
+            under_way: dict[Future[Rows], int] = {}
+            waiting = enumerate(sequences)
+            following = next(waiting, None)
+            try:
+                while following is not None or under_way:
+                    tokens = sum(len(sequences[number]) for number in under_way.values())
+                    while following is not None and len(under_way) < IN_FLIGHT:
+                        if under_way and tokens + len(following[1]) > room:
+                            break
+                        tokens += len(following[1])
+                        under_way[pool.submit(self._run, *following)] = following[0]
+                        following = next(waiting, None)
+                    for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                        rows, number = done.result(), under_way.pop(done)
+                        yield SequenceStates(number, rows.inputs, rows.target, rows.argmax)
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, number: int, sequence: Sequence[int]) -> Rows:
+        """One sequence's rows."""
+        key = SpoolId(next(self._numbers), len(sequence))
+        name = f"sequence {number} of {len(sequence)} tokens"
+        # One token is the least that SGLang generates; the prompt's own pass gives it.
+        sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}
+        payload = {"rid": str(key), "input_ids": [int(t) for t in sequence], "sampling_params": sampling}
+        try:
+            answer: Any = self._server.post("/generate", payload)
+        except EngineError as error:
+            raise EngineError(f"{name}: {error}") from None
+        if answer["meta_info"]["prompt_tokens"] != len(sequence):
+            raise EngineError(f"{name}: SGLang ran {answer['meta_info']['prompt_tokens']} of them")
+        rows = self._collect(key, name)
+        if len(rows) != len(sequence):
+            raise EngineError(f"{name}: {len(rows)} rows of states came")
+        return rows
+
+    def _collect(self, key: SpoolId, name: str) -> Rows:
+        """The file of an answered request; it is written behind the answer."""
+        states, failure = key.states_file(self._spool), key.failure_file(self._spool)
+        deadline = time.monotonic() + _PATIENCE
+        pause = 0.001
+        while time.monotonic() < deadline:
+            if states.exists():
+                return Rows.take(states)
+            if failure.exists():
+                raise EngineError(f"{name}: no states came: {failure.read_text()}")
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        raise EngineError(
+            f"{name}: SGLang answered, and no states came within {_PATIENCE:.0f} s"
+            if self._server.alive
+            else self._server.obituary()
+        )
+
+
+@contextmanager
+def capture(model: Path, spec: CaptureSpec, words: Sequence[str]) -> Iterator[SGLangCapture]:
+    """Start SGLang on ``model`` to capture ``spec``; see `capture_hooks.decoding.contract.EngineProvider`."""
+    check_installed()
+    with tempfile.TemporaryDirectory(prefix="capture-hooks-spool-") as spool:
+        environment = {SPEC: str(spec), SPOOL: spool, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        with running(_command_line(model, words), environment) as server:
+            check_reports(server)
+            yield SGLangCapture(server, Path(spool))
+
+
+def _context_of(model: Path) -> int | None:
+    """Tokens the model was made to read, where its config says."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(str(model)).get_text_config()
+    except (OSError, ValueError):
+        return None  # SGLang reads it too, and says what is wrong with it
+    context: int | None = getattr(config, "max_position_embeddings", None)
+    return context
+
+
+def _command_line(model: Path, words: Sequence[str]) -> list[str]:
+    """The user's flags between those they may change and those they may not.
+
+    Raises:
+        EngineError: they name another model.
+    """
+    if "model" in (flags := Flags.read(words)):
+        raise EngineError(f"--model {model} and {flags.text('model', '')}: name the model once, before --")
+    ours = ["--model-path", str(model), "--skip-tokenizer-init"]
+    if (context := _context_of(model)) is not None:
+        ours += ["--context-length", str(context + _BEYOND)]
+    # A cached prefix has no rows, a replayed graph runs no hooks, and nothing is decoded here.
+    fixed = ["--disable-radix-cache", "--disable-cuda-graph", "--skip-server-warmup", "--log-level", "error"]
+    return [*ours, *words, *fixed]

@@ -1,0 +1,68 @@
+"""What each scheduler rank reports: silence is not success, since SGLang swallows a plugin's exceptions."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from capture_hooks.diagnosis import Verdict
+
+#: A witness's verdict, or that there was none to show, or that it never came to it.
+Outcome = Verdict | Literal["unverified", "failed"]
+
+
+class Report(BaseModel):
+    """One rank's report.
+
+    Attributes:
+        rank: its number among the tensor-parallel ranks.
+        replica: its data-parallel replica.
+        source: who asked for capture.
+        points: what is captured, in the order delivered.
+        boundaries: of each point.
+        mechanism: ``native`` or ``hooks``.
+        reason: why not native.
+        verdict: of the witness; *unverified* without one, *failed* where it never came to it.
+        message: the reasons, one path or slot a line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int
+    replica: int
+    source: str
+    points: list[str]
+    boundaries: list[int | None]
+    mechanism: str
+    reason: str
+    verdict: Outcome
+    message: str
+
+    def write(self, directory: Path) -> None:
+        """Leave the report in ``directory``, whole or not at all."""
+        path = directory / f"replica-{self.replica}-rank-{self.rank}.json"
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(self.model_dump_json(indent=2))
+        os.replace(unfinished, path)
+
+
+def read_reports(directory: Path) -> list[Report]:
+    """Every report in ``directory``, by replica and rank."""
+    found = []
+    for path in sorted(directory.glob("replica-*.json")):
+        try:
+            found.append(Report.model_validate(json.loads(path.read_text())))
+        except (OSError, ValueError, ValidationError):
+            continue  # written by someone else; a missing rank is what its reader acts on
+    return sorted(found, key=lambda report: (report.replica, report.rank))
+
+
+def directory_of(environment: Mapping[str, str], name: str) -> Path | None:
+    """The directory a setting names, if it does."""
+    value: Any = environment.get(name)
+    return Path(value) if value else None

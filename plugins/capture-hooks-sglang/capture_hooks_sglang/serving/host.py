@@ -1,0 +1,240 @@
+"""Where the plugin meets SGLang: three functions of its wrapped, both passing through unless asked.
+
+SGLang calls `activate` in each of its processes (entry-point group ``sglang.srt.plugins``).  In a scheduler
+process the capture is set up around ``ModelRunner.init_attention_backends``, where SGLang configures its own
+capture: the weights are there, and no CUDA graph has been recorded yet.  The witness is shown when the
+scheduler is complete and has not yet accepted a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from capture_hooks.capture import find_anatomy
+from capture_hooks.errors import CaptureHooksError, EngineError
+
+from .asked import HANDSHAKE, SPOOL, Asked, what_is_asked
+from .delivery import Delivery
+from .draft import attach_draft_check
+from .handshake import Outcome, Report, directory_of
+from .limits import check_server
+from .proof import prove
+from .spooling import configure_spool, forget_aborted, open_spool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What this process captures."""
+
+    asked: Asked
+    delivery: Delivery
+
+
+#: By id of the target's model, which lives as long as the process.
+_SERVED: dict[int, Served] = {}
+
+
+def activate() -> None:
+    """Register with SGLang; nothing of it changes until a head or a setting asks."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(
+        "sglang.srt.model_executor.model_runner.ModelRunner.init_attention_backends",
+        configure,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler.__init__", build_and_prove, HookType.AROUND
+    )
+    HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler.abort_request", forget_aborted, HookType.AFTER
+    )
+
+
+def configure(original: Callable[[Any], None], runner: Any) -> None:
+    """Set up capture on a target, and the check on its draft; SGLang's own set-up otherwise.
+
+    Raises:
+        CaptureHooksError: the request cannot be served; SGLang then stops this process.
+    """
+    try:
+        asked = what_is_asked(os.environ, draft_path())
+        if asked is None:
+            original(runner)
+        elif os.environ.get(SPOOL):
+            configure_spool(original, runner, asked)
+        elif runner.is_draft_worker:
+            original(runner)
+            attach_draft_check(runner, asked)
+        else:
+            _configure_target(original, runner, asked)
+    except CaptureHooksError as error:
+        _report_failure(error)
+        raise
+
+
+def _configure_target(original: Callable[[Any], None], runner: Any, asked: Asked) -> None:
+    check_server(runner, asked)
+    anatomy = find_anatomy(runner.model)
+    delivery = Delivery(anatomy, asked.spec)
+    _check_head(asked, delivery)
+    # SGLang's setter would read ids, and add one to them or not; what is captured is settled already.
+    own = runner.spec_aux_config
+    runner.spec_aux_config = _without_eagle(own)
+    try:
+        original(runner)
+    finally:
+        runner.spec_aux_config = own
+    delivery.attach()
+    _agree(delivery)
+    _SERVED[id(runner.model)] = Served(asked, delivery)
+    logger.info(
+        "capture-hooks: %s, boundaries %s, by %s%s",
+        delivery.route.spec,
+        list(delivery.route.boundaries),
+        "SGLang's own capture" if delivery.route.mechanism == "native" else "hooks",
+        f" ({delivery.route.reason})" if delivery.route.reason else "",
+    )
+
+
+def build_and_prove(original: Callable[..., None], scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Build the scheduler; prove that the draft head is fed what it was trained on, report, refuse if not.
+
+    Raises:
+        CaptureHooksError: a request that cannot be read, before anything is loaded.
+        EngineError: in strict mode, when another wiring fits better or the evidence is too thin.
+    """
+    try:
+        what_is_asked(os.environ, draft_path())
+    except CaptureHooksError as error:
+        _report_failure(error)
+        raise
+    original(scheduler, *args, **kwargs)
+    model = scheduler.tp_worker.model_runner.model
+    if (opened := open_spool(model)) is not None:
+        _write(**opened)
+    served = _SERVED.get(id(model))
+    if served is None:
+        return
+    try:
+        verdict, message = _judge(scheduler.tp_worker, served)
+    except CaptureHooksError as error:
+        _report_failure(error)
+        raise
+    _report(served, verdict, message)
+    if verdict in ("matches", "unverified"):
+        logger.info("capture-hooks: witness %s %s", verdict, message)
+        return
+    if verdict == "drift" or served.asked.verify == "warn":
+        logger.warning("capture-hooks: witness %s", message)
+        return
+    raise EngineError(f"this server would feed the head other states than it was trained on. {message}")
+
+
+def _judge(worker: Any, served: Served) -> tuple[Outcome, str]:
+    witness = served.asked.witness()
+    if witness is None:
+        return "unverified", "there is no head with a witness"
+    if served.asked.verify == "off":
+        return "unverified", "CAPTURE_HOOKS_VERIFY is off"
+    proof = prove(worker, served.delivery.anatomy, served.asked.truth, witness)
+    return proof.verdict, str(proof)
+
+
+def _check_head(asked: Asked, delivery: Delivery) -> None:
+    """The width that the head's ``fc`` eats is the width delivered, and the target is as deep as its own."""
+    if asked.head is None:
+        return
+    fc = asked.head.tensors.get("fc.weight")
+    if fc is not None and fc.shape[-1] != delivery.route.width:
+        raise EngineError(
+            f"the fc of {asked.head.directory} eats {fc.shape[-1]} values, and {delivery.route.spec} gives "
+            f"{delivery.route.width}"
+        )
+    target, layers = asked.head.target, delivery.anatomy.n_layers
+    if target is not None and (target.n_layers, target.hidden_size) != (layers, delivery.anatomy.hidden_size):
+        raise EngineError(
+            f"{asked.head.directory} was trained on a {target.architecture} of {target.n_layers} layers of "
+            f"{target.hidden_size}; this target is a {type(delivery.anatomy.model).__name__} of {layers} "
+            f"layers of {delivery.anatomy.hidden_size}"
+        )
+
+
+def _without_eagle(config: Any) -> Any:
+    import msgspec  # SGLang's own dependency
+
+    return msgspec.structs.replace(config, eagle_use_aux_hidden_state=False)
+
+
+def _agree(delivery: Delivery) -> None:
+    """Every tensor-parallel rank takes the same route: a snapshot may be a sum over all of them.
+
+    Raises:
+        EngineError: naming the rank that differs.
+    """
+    import torch.distributed as dist
+
+    group = _parallel().tp_group
+    if group.world_size == 1:
+        return
+    mine = str(delivery.route)
+    routes: list[Any] = [None] * group.world_size
+    dist.all_gather_object(routes, mine, group=group.cpu_group)
+    other = next((rank for rank, route in enumerate(routes) if route != routes[0]), None)
+    if other is not None:
+        raise EngineError(
+            f"tensor-parallel ranks capture differently: rank 0 {routes[0]}, rank {other} {routes[other]}; "
+            "a state may be a sum over all ranks, so all must capture the same"
+        )
+
+
+def _report(served: Served, verdict: Outcome, message: str) -> None:
+    route = served.delivery.route
+    _write(
+        source=served.asked.source,
+        points=[str(point) for point in route.spec.inputs],
+        boundaries=list(route.boundaries),
+        mechanism=route.mechanism,
+        reason=route.reason,
+        verdict=verdict,
+        message=message,
+    )
+
+
+def _report_failure(error: Exception) -> None:
+    _write(source="", points=[], boundaries=[], mechanism="", reason="", verdict="failed", message=str(error))
+
+
+def _write(**fields: Any) -> None:
+    directory = directory_of(os.environ, HANDSHAKE)
+    if directory is None:
+        return
+    parallel = _parallel()
+    Report(rank=parallel.tp_rank, replica=parallel.dp_rank or 0, **fields).write(directory)
+
+
+def _parallel() -> Any:
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel()
+
+
+def draft_path() -> str | None:
+    """The draft model's path in this process's configuration."""
+    from sglang.srt.runtime_context import get_spec
+
+    path: str | None = get_spec().speculative_draft_model_path
+    return path
+
+
+def served_model(model: nn.Module) -> Served | None:
+    """What is captured of ``model``, if anything."""
+    return _SERVED.get(id(model))

@@ -1,0 +1,12 @@
+"""Makes the modules of ``sgl-kernel-cpu`` importable as ``sgl_kernel_cpu``, not as what they stand in for.
+
+The package's own ``__init__`` registers operators and may refuse to load: that is tested in other processes.
+"""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+package = ModuleType("sgl_kernel_cpu")
+package.__path__ = [str(Path(__file__).parent / "sgl-kernel-cpu" / "sgl_kernel")]
+sys.modules.setdefault("sgl_kernel_cpu", package)

@@ -1,0 +1,127 @@
+"""Two tensor-parallel ranks: the same states on both, full width, and a rank that differs is named."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed (tests/engines/README.md)", allow_module_level=True)
+if len(os.sched_getaffinity(0)) < 2:
+    pytest.skip("a core is needed for each of two ranks", allow_module_level=True)
+
+from capture_hooks.capture import find_anatomy
+from capture_hooks.heads import make_witness, readout_of, save_head
+from capture_hooks.plugins import registry
+from capture_hooks.spec import CaptureSpec
+from capture_hooks.testing import tiny
+
+HERE = Path(__file__).parent
+PROMPT = [5, 9, 20, 33, 77, 101]
+TOKENS = 12
+
+
+def run(folder, head, reports, **extra):
+    """The engine's answer (or None) and what it printed."""
+    reports.mkdir()
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    case = {
+        "arguments": {
+            "model_path": str(folder / "target"),
+            "tp_size": 2,
+            "speculative_algorithm": "EAGLE3",
+            "speculative_draft_model_path": str(head),
+            "speculative_num_steps": 3,
+            "speculative_eagle_topk": 1,
+            "speculative_num_draft_tokens": 4,
+        },
+        "prompts": [PROMPT],
+        "tokens": TOKENS,
+    }
+    environment = {
+        **os.environ,
+        "SGLANG_CPU_OMP_THREADS_BIND": f"{first}|{second}",
+        "CAPTURE_HOOKS_HANDSHAKE": str(reports),
+        **extra,
+    }
+    done = subprocess.run(
+        [sys.executable, HERE / "engine_run.py", json.dumps(case)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        start_new_session=True,
+    )
+    answer = json.loads(done.stdout) if done.stdout.strip() else None
+    return answer, done.stderr, [json.loads(path.read_text()) for path in sorted(reports.glob("*.json"))]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tp")
+    model = tiny.llama(num_hidden_layers=8).float()
+    model.save_pretrained(folder / "target")
+    return model, folder
+
+
+def save_a_head(model, spec, directory):
+    anatomy, spec = find_anatomy(model), CaptureSpec.parse(spec)
+    provider = registry().heads["eagle3"]
+    torch.manual_seed(1)
+    ids = torch.arange(0, anatomy.vocab_size, 2)
+    head = provider.create(provider.config_type(), spec, anatomy, readout_of(anatomy, spec), ids)
+    save_head(head, directory, model=model, witness=make_witness(model, spec, [list(range(5, 40))]))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("spec", "mechanism"), [("post.1, post.3, post.5", "native"), ("embed, post.7, final_norm", "hooks")]
+)
+def test_both_ranks_feed_the_head_what_it_was_trained_on(target, tmp_path, spec, mechanism):
+    model, folder = target
+    answer, printed, reports = run(folder, save_a_head(model, spec, tmp_path / "head"), tmp_path / "reports")
+    assert answer is not None, printed[-3000:]
+    assert [report["rank"] for report in reports] == [0, 1]
+    for report in reports:
+        assert (report["mechanism"], report["verdict"]) == (mechanism, "matches")
+    prompt = torch.tensor([PROMPT])
+    with torch.no_grad():
+        plain = model.generate(prompt, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
+    assert answer[0]["ids"] == plain[0, len(PROMPT) :].tolist()
+    assert answer[0]["rounds"] > 0
+
+
+#: A plugin of SGLang's own kind that makes rank 1 capture another layer, whatever it is asked.
+FAULT = """
+def activate():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    def choose(original, anatomy, spec, reads):
+        from capture_hooks.spec import CaptureSpec
+        from sglang.srt.runtime_context import get_parallel
+
+        other = CaptureSpec.parse("post.1, post.3, post.4")
+        return original(anatomy, other if get_parallel().tp_rank else spec, reads)
+
+    HookRegistry.register("capture_hooks_sglang.serving.delivery.choose_route", choose, HookType.AROUND)
+"""
+
+
+def test_a_rank_that_captures_something_else_is_named(target, tmp_path):
+    model, folder = target
+    head = save_a_head(model, "post.1, post.3, post.5", tmp_path / "head")
+    (tmp_path / "fault.py").write_text(FAULT)
+    info = tmp_path / "fault-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fault\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nfault = fault:activate\n")
+    answer, printed, reports = run(folder, head, tmp_path / "reports", PYTHONPATH=str(tmp_path))
+    assert answer is None
+    assert "tensor-parallel ranks capture differently" in printed
+    assert {report["verdict"] for report in reports} == {"failed"}
+    assert all("rank 1" in report["message"] for report in reports)

@@ -26,6 +26,11 @@ ROOT = HERE.parent.parent
 BUILD = ROOT / "build" / "demo"
 GROWN = HERE / "head"
 SPEC = "post.2, post.15, post.27"
+#: Muon learns a third more from each token, and multiplies in bfloat16 whatever the precision is.
+RECIPE = {
+    "bfloat16": ("--precision", "bf16", "--optimizer", "muon", "--lr", "5e-3"),
+    "float32": ("--precision", "float32", "--optimizer", "adamw", "--lr", "2e-3"),
+}
 TABLE = (
     ("held-out acceptance by draft position", lambda r: shares(r["offline"]["acceptance"])),
     ("mean acceptance length, decoding", lambda r: f"{r['decoding']['acceptance_length']:.2f}"),
@@ -135,9 +140,8 @@ def main() -> None:
     )  # fmt: skip
     run(
         "train", *common, "--dump", dump.relative_to(ROOT), "--out", head.relative_to(ROOT),
-        "--draft-vocab", "7168", "--max-minutes", str(args.minutes), "--lr", "2e-3", "--weight-decay", "0.05",
-        "--batch-tokens", "1024", "--precision", "bf16" if dtype == "bfloat16" else "float32",
-        "--evaluations", "4", "--overwrite",
+        "--draft-vocab", "7168", "--max-minutes", str(args.minutes), "--weight-decay", "0.05",
+        "--batch-tokens", "1024", "--evaluations", "4", "--overwrite", *RECIPE[dtype],
     )  # fmt: skip
     reports = {}
     for name, directory in (("trained just now", head), ("grown", GROWN)):

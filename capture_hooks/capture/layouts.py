@@ -3,10 +3,11 @@
 * *plain*: a layer takes the stream and gives it (a tensor, or the first of a tuple): Hugging Face.
 * *pair*: a layer takes ``(hidden, residual)`` and gives ``(hidden, residual)``; the stream is their sum, and
   ``residual`` is None on entering layer 0.  The next fused add-norm updates ``residual`` in place, so the
-  sum must be formed inside the hook: vLLM, SGLang up to 0.5.21 and some of its families since.
+  sum must be formed inside the hook: vLLM, and SGLang's models that have not moved to the next layout.
 * *stream*: a layer gives a handle that is not the stream; the batch's ``residual_stream`` can tell the
-  stream at any layer's entrance without disturbing it: SGLang since 0.5.22.  Telling it may complete a sum over
-  tensor-parallel ranks, so every rank captures the same points.
+  stream at any layer's entrance without disturbing it.  SGLang moved to it model by model (0.5.21: qwen3 has,
+  llama has not; 0.5.23: gemma3 has not).  Telling it may complete a sum over tensor-parallel ranks, so every
+  rank captures the same points.
 
 A reader gets a hook's ``(args, kwargs, output)`` (output None before the forward) and returns the stream.
 """

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..errors import CaptureError
+from .anatomy import BatchRows
 from .buffers import Allocator
 from .plan import Plan
-from .anatomy import BatchRows
 from .rows import Forward, Group, untold
 from .states import Phase, States
 

@@ -128,8 +128,8 @@ class Requests:
         """Look at a forward's arguments, before its cache grows.
 
         Raises:
-            CaptureError: a cache that holds tokens this session should have seen but did not, or rows that the
-                engine cannot tell (with a static buffer only on reading them).
+            CaptureError: a cache that holds tokens this session should have seen but did not, or rows that
+                the engine cannot tell (with a static buffer only on reading them).
         """
         if self._reader is not None:
             self._told = told = self._reader(args, kwargs)

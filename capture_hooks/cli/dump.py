@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from ..errors import DataError, SpecError, StoreError
+from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options
 from ._target import load_config, load_target, load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
     from ..spec import CaptureSpec
     from ..store import Estimate, Examples, Manifest
+    from ..store.writing import Writing
 
 EAGLE3 = "eagle3"
 
@@ -25,6 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def dump(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
     spec: Annotated[
         str,
@@ -59,20 +65,81 @@ def dump(
     model_dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
+    engine: Annotated[str, typer.Option(help=HELP)] = EMBEDDED,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
+    ] = None,
 ) -> None:
     """Dump hidden states.  Run the same command again after an interruption: it continues."""
     from rich.console import Console
 
+    console = Console(highlight=False, soft_wrap=True)
+    asked = None if spec.strip() == EAGLE3 else _spec(spec)
+    words = settings or []
+    if engine == EMBEDDED:
+        refuse_flags(engine, words)
+    else:
+        refuse_options(context, engine, "batch_tokens", "model_dtype", "device")
+    examples = _examples(model, data, max_length, too_long, limit, split, chat_template)
+    with (
+        _embedded(model, asked, examples, dtype, shard_tokens, batch_tokens, model_dtype, device, console)
+        if engine == EMBEDDED
+        else _through(engine, words, model, asked, examples, dtype, shard_tokens, console)
+    ) as job:
+        _finish(console, job, examples, out, estimate)
+
+
+@contextmanager
+def _embedded(
+    model: str,
+    asked: CaptureSpec | None,
+    examples: Examples,
+    dtype: str | None,
+    shard_tokens: int | None,
+    batch_tokens: int,
+    model_dtype: str,
+    device: str | None,
+    console: Console,
+) -> Iterator[Writing]:
     from ..capture import find_anatomy
     from ..store import DumpJob
 
-    console = Console(highlight=False, soft_wrap=True)
-    asked = None if spec.strip() == EAGLE3 else _spec(spec)
-    examples = _examples(model, data, max_length, too_long, limit, split, chat_template)
     target = load_target(model, model_dtype, device)
     if asked is None:
         asked = _eagle3(find_anatomy(target).n_layers, console)
-    job = DumpJob(target, asked, examples, dtype=dtype, shard_tokens=shard_tokens, batch_tokens=batch_tokens)
+    yield DumpJob(target, asked, examples, dtype=dtype, shard_tokens=shard_tokens, batch_tokens=batch_tokens)
+
+
+@contextmanager
+def _through(
+    engine: str,
+    words: list[str],
+    model: str,
+    asked: CaptureSpec | None,
+    examples: Examples,
+    dtype: str | None,
+    shard_tokens: int | None,
+    console: Console,
+) -> Iterator[Writing]:
+    from ..store.checkpoint import checkpoint_fingerprint, hollow_anatomy
+    from ..store.engine_job import EngineDumpJob, dtype_of, first_states
+
+    provider = installed_engine(engine)
+    anatomy = hollow_anatomy(model)
+    spec = (asked or _eagle3(anatomy.n_layers, console)).absolute(anatomy.n_layers)
+    console.print(f"engine  starting {engine}")
+    with provider.capture(Path(model), spec, words) as running:
+        console.print(
+            f"engine  {running.name} {running.version}, at most {running.batch_tokens:,} tokens at once"
+        )
+        trial = first_states(running, examples)
+        fingerprint = checkpoint_fingerprint(model, dtype_of(trial))
+        yield EngineDumpJob(
+            running, trial, anatomy, fingerprint, spec, examples, dtype=dtype, shard_tokens=shard_tokens
+        )
+
+
+def _finish(console: Console, job: Writing, examples: Examples, out: Path, estimate: bool) -> None:
     cost = job.estimate(out)
     _show(console, job.manifest, examples, cost)
     if estimate:

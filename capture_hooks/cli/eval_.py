@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import DecodingError
 from ._decoding import Kernels, load
+from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options
+from ._target import load_config, load_tokenizer
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
 
 
 def register(app: typer.Typer) -> None:
@@ -19,6 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def eval_(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
     head: Annotated[Path, typer.Option(help="A draft head trained for it.")],
     data: Annotated[Path, typer.Option(help="Prompts: conversations, messages, text or token ids.")],
@@ -37,36 +43,56 @@ def eval_(
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    engine: Annotated[str, typer.Option(help=HELP)] = EMBEDDED,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
+    ] = None,
 ) -> None:
-    """Acceptance, speed against model.generate in the same run, and whether the tokens are the same.
+    """Acceptance, speed against plain decoding in the same run, and whether the tokens are the same.
 
+    Plain decoding is model.generate, or the engine without a head.
     Exits with 1 when an answer differs by more than the target's own rounding explains.
     """
-    decoder, tokenizer = load(
-        model,
-        head,
-        draft_tokens=draft_tokens,
-        tree=tree,
-        min_confidence=min_confidence,
-        kernels=kernels,
-        dtype=dtype,
-        device=device,
-    )
+    words = settings or []
+    if engine == EMBEDDED:
+        refuse_flags(engine, words)
+        decoder, tokenizer = load(
+            model,
+            head,
+            draft_tokens=draft_tokens,
+            tree=tree,
+            min_confidence=min_confidence,
+            kernels=kernels,
+            dtype=dtype,
+            device=device,
+        )
+    else:
+        embedded = ("draft_tokens", "tree", "min_confidence", "kernels", "dtype", "device")
+        refuse_options(context, engine, *embedded)
+        provider = installed_engine(engine)
     from rich.console import Console
     from rich.progress import Progress
     from rich.table import Table
 
-    from ..decoding import evaluate, read_prompts
+    from ..decoding import evaluate, evaluate_engine, read_prompts
 
-    prompts = read_prompts(data, tokenizer, vocab_size=decoder.anatomy.vocab_size, limit=limit)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        tasks = {what: progress.add_task(what, total=None) for what in ("offline", "decoding")}
-        report = evaluate(
-            decoder,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            on_progress=lambda what, done, total: progress.update(tasks[what], completed=done, total=total),
-        )
+        tasks: dict[str, TaskID] = {}
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what)
+            progress.update(tasks[what], completed=done, total=total)
+
+        if engine == EMBEDDED:
+            prompts = read_prompts(data, tokenizer, vocab_size=decoder.anatomy.vocab_size, limit=limit)
+            report = evaluate(decoder, prompts, max_new_tokens=max_new_tokens, on_progress=show)
+        else:
+            vocabulary = load_config(model).vocab_size
+            prompts = read_prompts(data, load_tokenizer(model), vocab_size=vocabulary, limit=limit)
+            report = evaluate_engine(
+                provider, Path(model), head, words, prompts, max_new_tokens=max_new_tokens, on_progress=show
+            )
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:

@@ -5,7 +5,7 @@ An engine takes its own settings as the words a user would give it (``--tp-size 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from ..spec import CaptureSpec
 from ..store.contract import CaptureEngine, SequenceStates
 
-__all__ = ["Answer", "CaptureEngine", "DecodingEngine", "EngineProvider", "SequenceStates"]
+__all__ = ["Answer", "CaptureEngine", "DecodingEngine", "EngineProvider", "Margin", "SequenceStates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,49 @@ class Answer:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """How sure a greedy choice is.
+
+    Attributes:
+        gap: the target's best log-probability minus its second best, one row at a time.
+        noise: largest change of one of the best between one row and several rows in a pass.
+    """
+
+    gap: float
+    noise: float
+
+
 class DecodingEngine(Protocol):
     """A running engine that answers, with a draft head or without."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def version(self) -> str: ...
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """How it decodes."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Drafted tokens on the longest path of a round; 0 without a head."""
+        ...
+
+    @property
+    def drafted(self) -> int:
+        """Drafted tokens verified in a round; 0 without a head."""
+        ...
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answer:
         """Answer one prompt greedily."""
+        ...
+
+    def margin(self, prompt: Sequence[int], answer: Sequence[int]) -> Margin:
+        """How sure the choice of the token behind ``answer`` is, the beginning of this engine's own."""
         ...
 
 

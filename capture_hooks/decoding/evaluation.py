@@ -33,14 +33,15 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class EvalReport:
-    """The result of `evaluate`.
+    """The result of `evaluate`, or of `evaluate_engine`.
 
     Attributes:
         offline: teacher-forced acceptance, None where no prompt had an answer.
         stats: acceptance while decoding greedily.
         timings: one entry per prompt.
-        divergences: prompts whose answer was not `model.generate`'s, excused or not.
+        divergences: prompts whose answer was not the one without a head, excused or not.
         settings: how it was decoded.
+        plain: what decoded without a head.
     """
 
     offline: OfflineAcceptance | None
@@ -48,6 +49,7 @@ class EvalReport:
     timings: tuple[Timing, ...]
     divergences: tuple[Divergence, ...]
     settings: dict[str, Any]
+    plain: str = "model.generate"
 
     @property
     def prompts(self) -> int:
@@ -55,7 +57,7 @@ class EvalReport:
 
     @property
     def identical(self) -> int:
-        """Prompts whose answer is token for token that of `model.generate`."""
+        """Prompts whose answer is token for token the one without a head."""
         return self.prompts - len(self.divergences)
 
     @property
@@ -65,7 +67,7 @@ class EvalReport:
 
     @property
     def plain_tokens_per_second(self) -> float:
-        """`model.generate`, prompt included."""
+        """Without a head, prompt included."""
         return sum(t.plain_tokens for t in self.timings) / sum(t.plain_seconds for t in self.timings)
 
     @property
@@ -117,7 +119,7 @@ class EvalReport:
         rows.append((f"acceptance decoding, positions 1-{depth}", _shares(stats.conditional_acceptance)))
         rows.append(("mean acceptance length", f"{stats.acceptance_length:.2f} tokens a round"))
         rows.append(("break-even acceptance length", f"{self.break_even:.2f} (cost of a round / plain step)"))
-        rows.append(("tokens/s, model.generate", f"{self.plain_tokens_per_second:.1f}"))
+        rows.append((f"tokens/s, {self.plain}", f"{self.plain_tokens_per_second:.1f}"))
         spread = self.speedup_interval
         between = "" if spread is None else f", 95 % between {spread[0]:.2f} and {spread[1]:.2f}"
         rows.append(("tokens/s, speculative", f"{self.tokens_per_second:.1f} ({self.speedup:.2f}x{between})"))

@@ -17,8 +17,16 @@ from .files import TensorInfo
 from .order import check_order, depth_order, in_order
 
 
-def check_section(config: Mapping[str, Any], section: CaptureSection, where: str) -> None:
+def check_section(
+    config: Mapping[str, Any], section: CaptureSection, where: str, ids: bool = True
+) -> None:
     """Check the capture section against itself and against the keys that other libraries read.
+
+    Args:
+        config: the head's config.
+        section: its capture section.
+        where: what to name in an error.
+        ids: whether the layer ids that engines read belong to it.
 
     Raises:
         HeadError: naming both values.
@@ -43,7 +51,7 @@ def check_section(config: Mapping[str, Any], section: CaptureSection, where: str
     nested = config.get("eagle_config")
     nested_ids = nested.get("eagle_aux_hidden_state_layer_ids") if isinstance(nested, dict) else None
     top_ids = config.get("eagle_aux_hidden_state_layer_ids")
-    for statement in section.engines:
+    for statement in section.engines if ids else ():
         if statement.engine == "sglang":
             _check_ids(statement, nested_ids, sglang_ids(statement), spec, section, where)
         elif statement.engine == "vllm":

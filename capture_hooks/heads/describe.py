@@ -78,8 +78,13 @@ class HeadDescription:
         return "\n".join(lines)
 
 
-def inspect_head(directory: str | os.PathLike[str]) -> HeadDescription:
+def inspect_head(directory: str | os.PathLike[str], *, ids: bool = True) -> HeadDescription:
     """Read and cross-check what a head's directory says of itself.
+
+    Args:
+        directory: the head's.
+        ids: whether the layer ids that engines read are checked too.  False is for a reader that takes the
+            section's word and has the witness prove it.
 
     Raises:
         HeadError: something is missing, damaged or contradicts something else.
@@ -89,7 +94,7 @@ def inspect_head(directory: str | os.PathLike[str]) -> HeadDescription:
     section = read_section(config, str(place))
     _, tensors = files.read_header(place / files.WEIGHTS)
     if section is not None:
-        check_section(config, section, str(place))
+        check_section(config, section, str(place), ids)
         _, witness = files.read_header(place / section.witness.file)
         if absent := [point for point in section.file_inputs if point not in witness]:
             raise HeadError(f"{place / section.witness.file} lacks the states {', '.join(absent)}")

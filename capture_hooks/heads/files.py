@@ -95,6 +95,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         storages.add(plain[name].untyped_storage().data_ptr())
     path.parent.mkdir(exist_ok=True)
     save_file(plain, path, metadata=dict(metadata))
+    # safetensors 0.8 leaves files that their owner alone can read; a server often runs as someone else.
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod(0o666 & ~umask)
     _sync(path)
 
 

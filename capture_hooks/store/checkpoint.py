@@ -28,7 +28,7 @@ def hollow_target(model: str) -> nn.Module:
     try:
         config = AutoConfig.from_pretrained(model)
         with torch.device("meta"):
-            hollow: nn.Module = AutoModelForCausalLM.from_config(config)
+            hollow: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
     return hollow.eval()
@@ -37,9 +37,9 @@ def hollow_target(model: str) -> nn.Module:
 def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:
     """The fingerprint that `TargetFingerprint.of` takes of the model loaded in ``dtype``.
 
-    Where the checkpoint's tensors are the model's parameters, in that dtype, they are mapped into memory and only
-    the sampled values are read.  Else (parameters that transformers renames, fuses or casts, quantised weights,
-    names on the hub) the model is loaded once, on the CPU.
+    Where the checkpoint's tensors are the model's parameters, in that dtype, they are mapped into memory and
+    only the sampled values are read.  Else (parameters that transformers renames, fuses or casts, quantised
+    weights, names on the hub) the model is loaded once, on the CPU.
 
     Raises:
         ModelError: there is no such model.
@@ -50,7 +50,7 @@ def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:
     hollow = hollow_target(model)
     if _fill(hollow, _mapped(Path(model)), wanted):
         return TargetFingerprint.of(find_anatomy(hollow))
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=wanted)
+    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=wanted)
     return TargetFingerprint.of(find_anatomy(loaded.eval()))
 
 

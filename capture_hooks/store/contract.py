@@ -9,6 +9,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from ..errors import EngineError
+
 
 @runtime_checkable
 class DumpFormat(Protocol):
@@ -39,6 +41,14 @@ class SequenceStates:
     argmax: Tensor
 
 
+class SequenceError(EngineError):
+    """The states of one of the sequences that were asked for did not come."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(f"sequence {number}: {why}")
+        self.number, self.why = number, why
+
+
 class CaptureEngine(Protocol):
     """A running engine that captures one spec."""
 
@@ -62,6 +72,7 @@ class CaptureEngine(Protocol):
         """Prefill every sequence; its states as they become ready, in any order.
 
         Raises:
-            EngineError: a sequence whose rows are not as many as its tokens.
+            SequenceError: a sequence that the engine refused, or whose rows are not as many as its tokens.
+            EngineError: the engine broke off.
         """
         ...

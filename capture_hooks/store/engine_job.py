@@ -6,14 +6,12 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-import torch
-
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import EngineError
 from ..spec import CaptureSpec
 from .checks import check_examples, context_length
-from .contract import CaptureEngine, SequenceStates
+from .contract import CaptureEngine, SequenceError, SequenceStates
 from .data import Examples
 from .manifest import Engine, Manifest
 from .shard import ShardTensors
@@ -27,8 +25,8 @@ PROBE_TOKENS = 256
 class EngineDumpJob(Writing):
     """A dump whose states an engine captures; run as `DumpJob` is.
 
-    The engine decides which sequences share a forward pass, so a resumed dump's last bits may differ from those
-    of one that was not interrupted.
+    The engine decides which sequences share a forward pass, so a resumed dump's last bits may differ from
+    those of one that was not interrupted.
 
     Args:
         engine: running, with ``spec``.
@@ -109,13 +107,21 @@ class EngineDumpJob(Writing):
     def _send(self, first: int) -> Iterator[SequenceStates]:
         """Every sequence from ``first`` on, without a pause between shards; numbered as in the data."""
         left = [example.token_ids.tolist() for example in self._examples[first:]]
+        try:
+            yield from self._checked(first, left)
+        except SequenceError as error:
+            named = self._examples[first + error.number]
+            raise EngineError(f"{named.source} ({len(named)} tokens): {error.why}") from None
+
+    def _checked(self, first: int, left: list[list[int]]) -> Iterator[SequenceStates]:
         for states in self._engine.states(left):
             number = first + states.number
-            rows, length = states.inputs.shape[0], len(self._examples[number])
-            if not rows == states.target.shape[0] == states.argmax.shape[0] == length:
-                raise EngineError(
-                    f"{self._examples[number].source}: {rows} rows of inputs, {states.target.shape[0]} of the "
-                    f"target and {states.argmax.shape[0]} greedy tokens came for {length} tokens"
+            rows = [len(tensor) for tensor in (states.inputs, states.target, states.argmax)]
+            length = len(self._examples[number])
+            if rows != [length] * 3:
+                raise SequenceError(
+                    states.number,
+                    f"{rows[0]} rows of inputs, {rows[1]} of the target, {rows[2]} greedy tokens",
                 )
             yield SequenceStates(number, states.inputs, states.target, states.argmax)
 

@@ -62,7 +62,8 @@ def serve(
         target: a model directory.
         head: a draft head's directory.
         environment: of the server, beside this process's own.
-        job: called with the scheduler and ``arguments``; what it returns must pickle.
+        job: called with the scheduler; what it returns must pickle.
+        arguments: what else the job takes.
     """
     settings = {
         "model_path": str(target),
@@ -140,7 +141,7 @@ def prefill(scheduler: Any, token_ids: Sequence[int]) -> Any:
 
 
 def generate(scheduler: Any, prompts: Sequence[Sequence[int]], tokens: int) -> list[tuple[list[int], int]]:
-    """A job: continue prompts greedily, all at once; each one's new tokens and its passes of target verify."""
+    """A job: continue prompts greedily, all at once; each one's new tokens and passes of target verify."""
     from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -163,11 +164,13 @@ def generate(scheduler: Any, prompts: Sequence[Sequence[int]], tokens: int) -> l
         )
         scheduler.handle_generate_request(request)
     running = list(scheduler.waiting_queue)
-    while not all(request.finished() for request in running):  # SGLang's event_loop_normal, without its sockets
+    while not all(
+        request.finished() for request in running
+    ):  # SGLang's event_loop_normal, without its sockets
         plan = scheduler.get_next_batch_to_run(
             running_batch=scheduler.running_batch, last_batch=scheduler.last_batch
         )
         scheduler.running_batch, batch = plan.running_batch, plan.batch_to_run
         scheduler.process_batch_result(batch, scheduler.run_batch(batch))
         scheduler.last_batch = batch
-    return [(list(request.output_ids), request.spec_verify_ct) for request in running]
+    return [(list(request.output_ids_through_stop), request.spec_verify_ct) for request in running]

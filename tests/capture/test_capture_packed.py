@@ -111,7 +111,9 @@ def test_rows_that_cannot_be_told_are_an_error_at_once_or_on_reading_a_static_bu
     told = BatchRows.untold("a tree of drafts")
     with (
         bind(model, "post.0", anatomy=anatomy(model)),
-        pytest.raises(CaptureError, match="which request each row of this forward belongs to: a tree of drafts"),
+        pytest.raises(
+            CaptureError, match="which request each row of this forward belongs to: a tree of drafts"
+        ),
     ):
         model(torch.zeros(2, HIDDEN), told)
     out = torch.zeros(2, HIDDEN)

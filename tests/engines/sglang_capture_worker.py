@@ -129,6 +129,8 @@ def native(engine, anatomy, truth, calls):
         )
         spec = ", ".join(["embed", *(f"post.{k}" for k in range(n))])
         result = {"ids": ids}
+        if max(ids) < n - 1:  # a call that breaks the model's own forward breaks the rehearsal too
+            result["layout"] = find_anatomy(engine.model).layout
         with bind(engine.model, spec, anatomy=anatomy) as capture:
             try:
                 engine.extend(engine.requests([A]))
@@ -146,6 +148,28 @@ def native(engine, anatomy, truth, calls):
             )
         results.append(result)
     return results
+
+
+def refusals(engine):
+    """Messages of bindings that cannot be."""
+    from sglang.srt.layers.utils import PPMissingLayer
+
+    messages = {}
+    try:
+        with bind(engine.model, "in:logits_processor") as capture:
+            engine.clear()
+            engine.extend(engine.requests([B]))
+        messages["outside"] = f"captured {capture.states.packed.shape}"
+    except CaptureHooksError as error:
+        messages["outside"] = str(error)
+    layers = engine.model.model.layers
+    kept, layers[1] = layers[1], PPMissingLayer()
+    try:
+        find_anatomy(engine.model)
+    except CaptureHooksError as error:
+        messages["pipeline"] = str(error)
+    layers[1] = kept
+    return messages
 
 
 def main(family):
@@ -171,17 +195,11 @@ def main(family):
         "rows": rows(engine, anatomy, truth),
         "static": static(engine, anatomy),
     }
+    report |= {"refusals": refusals(engine)}
     n = anatomy.n_layers
     calls = {"llama": [[0, 1], [n - 1]], "gemma3_text": [[0, 1]], "qwen3_moe": [[0], [1]]}.get(family)
     if calls:
         report["native"] = native(engine, anatomy, truth, calls)
-    try:
-        with bind(engine.model, "out:lm_head") as capture:
-            engine.clear()
-            engine.extend(engine.requests([B]))
-        capture.states  # noqa: B018  # raises
-    except CaptureHooksError as error:
-        report["lm_head"] = str(error)
     print("\n" + json.dumps(report), flush=True)
 
 

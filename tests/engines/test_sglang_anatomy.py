@@ -77,10 +77,18 @@ def test_a_static_buffer_holds_the_same_rows(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_point_that_sglang_never_calls_is_named(family):
-    message = measured(family)["lm_head"]
-    assert "out:lm_head" in message
-    assert "never fired" in message
+def test_what_cannot_be_captured_is_named(family):
+    refusals = measured(family)["refusals"]
+    assert "never fired" in refusals["outside"]
+    assert "in:logits_processor" in refusals["outside"]
+    assert "is one stage of a pipeline: model.layers.1 on other ranks" in refusals["pipeline"]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_moe"])
+def test_the_anatomy_is_found_while_sglang_captures_itself(family):
+    calls = [call for call in measured(family)["native"] if "error" not in call]
+    assert calls
+    assert all(call["layout"] == FAMILIES[family][0] for call in calls)
 
 
 def test_gemma3_leaves_the_residual_out_of_its_own_capture():

@@ -245,6 +245,22 @@ def test_a_spec_alone_makes_a_server_return_states(schedulers, llama, tmp_path):
     assert (report["points"], report["verdict"]) == (points, "unverified")
 
 
+def test_ids_edited_by_hand_change_nothing(schedulers, llama, head, tmp_path):
+    """Stock SGLang would feed the head what those ids mean; the section and its witness stand."""
+    model, folder = llama
+    shutil.copytree(head, tmp_path / "edited")
+    config = json.loads((tmp_path / "edited" / "config.json").read_text())
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [-1, 1, 3]
+    (tmp_path / "edited" / "config.json").write_text(json.dumps(config))
+    answer = schedulers.run(
+        sequences=SEQUENCES,
+        out=tmp_path / "out",
+        **drafting(folder / "target", tmp_path / "edited"),
+    )
+    assert_delivered(answer, model, ["post.1", "post.3", "post.5"], tmp_path / "out")
+    assert answer["reports"][0]["verdict"] == "matches"
+
+
 def edited(head, directory, **changes):
     """A copy of ``head`` whose capture section differs."""
     shutil.copytree(head, directory)

@@ -232,3 +232,8 @@ def test_rope_settings_stand_in_both_spellings(rope, witness_of, make_head, tmp_
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     assert config["rope_scaling"] == (None if rope["rope_type"] == "default" else scaling)
     assert AutoConfig.from_pretrained(tmp_path / "head").rope_parameters == rope
+
+
+def test_whoever_may_read_the_config_may_read_the_weights(saved):
+    modes = {path.stat().st_mode & 0o777 for path in saved.directory.rglob("*") if path.is_file()}
+    assert len(modes) == 1, modes

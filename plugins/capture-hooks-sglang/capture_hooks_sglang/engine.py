@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from capture_hooks.decoding.contract import CaptureEngine, DecodingEngine
+    from capture_hooks.spec import CaptureSpec
 
 
 class SGLangEngine:
     """Contributed by ``capture_hooks_engines``; imports SGLang only in what it starts."""
 
     name = "sglang"
+
+    def capture(
+        self, model: Path, spec: CaptureSpec, settings: Sequence[str]
+    ) -> AbstractContextManager[CaptureEngine]:
+        """See `capture_hooks.decoding.contract.EngineProvider.capture`."""
+        from .running.capture import capture
+
+        return capture(model, spec, settings)
+
+    def decode(
+        self, model: Path, head: Path | None, settings: Sequence[str]
+    ) -> AbstractContextManager[DecodingEngine]:
+        """See `capture_hooks.decoding.contract.EngineProvider.decode`."""
+        from .running.decode import decode
+
+        return decode(model, head, settings)
 
     def serve(self, head: Path, model: Path, settings: Sequence[str], start_timeout: float) -> int:
         """See `capture_hooks.decoding.contract.EngineProvider.serve`."""

@@ -27,9 +27,9 @@ class InProcess:
     """
 
     def __init__(self, path: str, attention_backend: str = "torch_native", **settings: Any) -> None:
-        from sglang.benchmark import one_batch  # type: ignore[import-not-found,unused-ignore]
-        from sglang.srt.plugins import load_plugins  # type: ignore[import-not-found,unused-ignore]
-        from sglang.srt.server_args import (  # type: ignore[import-not-found,unused-ignore]
+        from sglang.benchmark import one_batch
+        from sglang.srt.plugins import load_plugins
+        from sglang.srt.server_args import (
             PortArgs,
             ServerArgs,
         )

@@ -49,10 +49,10 @@ def parts_of(model: nn.Module) -> Parts:
     Raises:
         BindError: no module list, or layers that another pipeline stage holds.
     """
-    from sglang.srt.layers.logits_processor import (  # type: ignore[import-not-found,unused-ignore]
+    from sglang.srt.layers.logits_processor import (
         LogitsProcessor,
     )
-    from sglang.srt.layers.vocab_parallel_embedding import (  # type: ignore[import-not-found,unused-ignore]
+    from sglang.srt.layers.vocab_parallel_embedding import (
         ParallelLMHead,
         VocabParallelEmbedding,
     )
@@ -94,7 +94,7 @@ def _outermost_lists(model: nn.Module) -> dict[str, nn.ModuleList]:
 
 def _refuse_missing(model: nn.Module) -> None:
     """Pipeline parallelism leaves a placeholder for whatever another stage holds."""
-    from sglang.srt.layers.utils import (  # type: ignore[import-not-found,unused-ignore]
+    from sglang.srt.layers.utils import (
         PPMissingLayer,
     )
 
@@ -102,8 +102,8 @@ def _refuse_missing(model: nn.Module) -> None:
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise BindError(
-            f"{type(model).__name__} is one stage of a pipeline: {shown} lie on other ranks, so not every "
-            "boundary passes through this process; capture with --pp-size 1 (tensor and data parallelism work)"
+            f"{type(model).__name__} is one stage of a pipeline: {shown} on other ranks, so not every "
+            "boundary passes through this process; capture with --pp-size 1 (tensor parallelism works)"
         )
 
 

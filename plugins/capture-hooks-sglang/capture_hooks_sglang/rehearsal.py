@@ -51,7 +51,9 @@ class Rehearsal:
         norms: calls of norms outside those.
         entered: modules that ran through ``__call__`` (so that hooks on them fire).
         streamed: whether the batch carried a residual stream when the first layer was called.
-        logits: arguments of the logits processor by name; None when it was not reached.
+        embeddings: embeddings called.
+        processor: the logits processor that was called, or None.
+        logits: its arguments by name.
         error: why the run ended early, or None.
     """
 
@@ -60,7 +62,8 @@ class Rehearsal:
     entered: list[nn.Module] = field(default_factory=list)
     embeddings: list[nn.Module] = field(default_factory=list)
     streamed: bool = False
-    logits: dict[str, Any] | None = None
+    processor: nn.Module | None = None
+    logits: dict[str, Any] = field(default_factory=dict)
     error: Exception | None = None
 
 
@@ -106,7 +109,7 @@ def rehearse(model: nn.Module, parts: Parts, values: int) -> Rehearsal:
         return fresh(weight.new_empty(TOKENS, int(weight.shape[-1])))
 
     def logits(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        run.logits = by_name(module, args, kwargs)
+        run.processor, run.logits = module, by_name(module, args, kwargs)
         raise _ReachedLogits
 
     def norm(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -160,7 +163,7 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 def _inputs(device: torch.device) -> tuple[Tensor, Tensor, Any]:
     """Token ids, positions and SGLang's batch of one prompt of `TOKENS` tokens."""
-    from sglang.srt.model_executor.forward_batch_info import (  # type: ignore[import-not-found,unused-ignore]
+    from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,
         ForwardBatch,
         ForwardMode,

@@ -47,7 +47,7 @@ def rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchRows:
 
 
 def _ends(batch: Any, count: int, before: int) -> Sequence[int] | Tensor:
-    """Sequence lengths less ``before``: as numbers where the host has them, else as they are on the device."""
+    """Sequence lengths less ``before``: numbers where the host has them, else a tensor on the device."""
     if batch.seq_lens_cpu is not None:
         return tuple(int(length) - before for length in batch.seq_lens_cpu[:count].tolist())
     lengths: Tensor = batch.seq_lens[:count]

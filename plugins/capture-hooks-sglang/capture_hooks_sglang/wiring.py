@@ -20,8 +20,8 @@ from .rehearsal import SHAPES, TOKENS, Call, Rehearsal, rehearse
 class Wiring:
     """Modules and layout of one model.
 
-    ``scale`` is what the model itself multiplies the normed state by before the logits processor; ``gap`` says
-    what else it does there, as a clause, or is None.
+    ``scale`` is what the model itself multiplies the normed state by before the logits processor; ``gap``
+    says what else it does there, as a clause, or is None.
     """
 
     layers: tuple[nn.Module, ...]
@@ -31,7 +31,7 @@ class Wiring:
     lm_head: nn.Module
     logits_processor: nn.Module
     embedding: nn.Module
-    root: nn.Module
+    root: nn.Module  # the module whose forward is one forward, for hooks
     scale: float
     gap: str | None
 
@@ -45,7 +45,7 @@ def follow(model: nn.Module, parts: Parts) -> Wiring:
     failures: dict[str, None] = {}
     for values in SHAPES:
         run = rehearse(model, parts, values)
-        if run.error is None and run.logits is not None:
+        if run.error is None and run.processor is not None:
             try:
                 return _understand(model, parts, run)
             except _UnexpectedError as error:
@@ -77,17 +77,17 @@ def _understand(model: nn.Module, parts: Parts, run: Rehearsal) -> Wiring:
     fed, head = _logits_arguments(run)
     value = _value(norm.output) if norm is not None else end
     scale, gap = _before_logits(fed, value)
-    if run.logits is None or not run.embeddings:
-        raise _UnexpectedError("no token embedding was called")
+    if run.processor is None:
+        raise _UnexpectedError("the logits processor was never called")
     return Wiring(
         layers=tuple(call.module for call in calls),
         layout=layout,
         hidden_size=width,
         final_norm=norm.module if norm is not None else None,
         lm_head=head,
-        logits_processor=parts.logits_processors[0],
-        embedding=run.embeddings[0],
-        root=_root(model, name, run),
+        logits_processor=run.processor,
+        embedding=_token_embedding(model, run),
+        root=_root(model, name, run, norm.module if norm is not None else None),
         scale=scale,
         gap=gap,
     )
@@ -117,7 +117,7 @@ def _width(name: str, calls: list[Call]) -> int:
     hidden = first.get("hidden_states", next(iter(first.values())))
     if hidden.dim() != 2 or hidden.shape[0] != TOKENS:
         raise BindError(
-            f"{name}.0 takes a state of shape {list(hidden.shape)} for {TOKENS} tokens, not [{TOKENS}, width]: "
+            f"{name}.0 takes a state {list(hidden.shape)} for {TOKENS} tokens, not [{TOKENS}, width]: "
             "this model carries several streams side by side"
         )
     return int(hidden.shape[1])
@@ -133,18 +133,18 @@ def _chain(name: str, calls: list[Call]) -> str:
     for k, (before, after) in enumerate(itertools.pairwise(calls)):
         taking = [p for p, value in after.given.items() if value is _first(before)]
         if not taking:
-            if any(isinstance(v, Tensor) for v in after.given.values()) and len(calls[0].tensors()) >= 1:
-                raise _UnexpectedError(
-                    f"{name}.{k + 1} is not given what {name}.{k} returned: the model changes the stream in between"
-                )
-            raise _UnexpectedError(f"{name}.{k + 1} is not given what {name}.{k} returned")
+            raise _UnexpectedError(
+                f"{name}.{k + 1} is not given what {name}.{k} returned: the model changes it in between"
+            )
         parameters.add(taking[0])
     if len(parameters) > 1:
         raise BindError(f"the layers of {name} take the stream by different names: {sorted(parameters)}")
     return parameters.pop() if parameters else "hidden_states"
 
 
-def _layout(name: str, calls: list[Call], argument: str, run: Rehearsal) -> tuple[Layout, Tensor, Call | None]:
+def _layout(
+    name: str, calls: list[Call], argument: str, run: Rehearsal
+) -> tuple[Layout, Tensor, Call | None]:
     """The layout, the end of the stream, and the final norm.
 
     A layer that takes and gives a ``residual`` need not leave anything to be added (Cohere): what the final
@@ -165,8 +165,8 @@ def _layout(name: str, calls: list[Call], argument: str, run: Rehearsal) -> tupl
     if strange or (residual is not None and _norm_of(run, last[0]) is None):
         what = ", ".join(strange or ["residual"])
         raise BindError(
-            f"the layers of {name} hand on {what} beside {argument}, and no final norm shows how the two make "
-            "the residual stream"
+            f"the layers of {name} hand on {what} beside {argument}, and no final norm shows how the two "
+            "make the residual stream"
         )
     return "plain", last[0], _norm_of(run, last[0])
 
@@ -189,11 +189,21 @@ def _value(output: Any) -> Any:
 
 
 def _logits_arguments(run: Rehearsal) -> tuple[Any, nn.Module]:
-    given = run.logits or {}
+    given = run.logits
     head = given.get("lm_head")
     if not isinstance(head, nn.Module):
         raise BindError(f"the logits processor is given {type(head).__name__} for an lm_head, not a module")
     return given.get("hidden_states"), head
+
+
+def _token_embedding(model: nn.Module, run: Rehearsal) -> nn.Module:
+    """The first embedding called with a row for every token id."""
+    vocabulary = int(getattr(run.processor, "vocab_size", 0))
+    for module in run.embeddings:
+        weight: Any = module.weight
+        if weight.shape[0] >= vocabulary or getattr(module, "num_embeddings", 0) >= vocabulary:
+            return module
+    raise BindError(f"{type(model).__name__} looks up no embedding of its {vocabulary} token ids")
 
 
 def _before_logits(fed: Any, value: Any) -> tuple[float, str | None]:
@@ -212,16 +222,16 @@ def _before_logits(fed: Any, value: Any) -> tuple[float, str | None]:
     return 1.0, "between the final norm and the logits processor the model applies more than a factor"
 
 
-def _root(model: nn.Module, name: str, run: Rehearsal) -> nn.Module:
-    """The innermost module around the layers whose hooks fire."""
+def _root(model: nn.Module, name: str, run: Rehearsal, norm: nn.Module | None) -> nn.Module:
+    """The innermost module around the layers and the final norm whose hooks fire."""
     entered = {id(module) for module in run.entered}
     parent = name.rpartition(".")[0]
     while parent:
         module = model.get_submodule(parent)
-        if id(module) in entered:
+        if id(module) in entered and (norm is None or any(part is norm for part in module.modules())):
             return module
         parent = parent.rpartition(".")[0]
     raise BindError(
-        f"{type(model).__name__} runs its layers in its own forward, which SGLang calls without hooks; "
-        "no module around them shows where a forward begins and ends"
+        f"{type(model).__name__} runs its layers and final norm in its own forward, which SGLang calls "
+        "without hooks; no module around them shows where a forward begins and ends"
     )

@@ -121,15 +121,17 @@ def check_port(command: Command) -> None:
     Raises:
         EngineError: the address cannot be had.
     """
+    if command.port > 65535:  # getaddrinfo would take the rest of it
+        raise EngineError(f"port {command.port} cannot be had: ports end at 65535")
     try:
         found = socket.getaddrinfo(command.bind or None, command.port, type=socket.SOCK_STREAM)[0]
         with socket.socket(found[0], found[1]) as trial:
             # As the server will: a connection that is closing does not count.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(found[4])
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise EngineError(
-            f"port {command.port} on {command.bind} cannot be had ({getattr(error, 'strerror', error)}): "
+            f"port {command.port} on {command.bind} cannot be had ({error.strerror}): "
             "stop what uses it, or give another one: -- --port N"
         ) from None
 

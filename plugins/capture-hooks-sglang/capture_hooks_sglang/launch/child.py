@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -79,7 +80,11 @@ class Child:
         self._process.wait()
         # Its other processes are not ours to wait for; until they are gone they may still print.
         deadline = time.monotonic() + _LAST
-        while group_runs(self._process.pid) and time.monotonic() < deadline:
+        while group_runs(self._process.pid):
+            if time.monotonic() > deadline:
+                left = f"warning: processes of the server's group {self._process.pid} do not end"
+                print(left, file=sys.stderr, flush=True)
+                return
             time.sleep(TICK)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def spelling(name: str) -> str:
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     found = []
-    for word, following in zip(words, [*words[1:], "--"], strict=True):
+    for word, following in itertools.pairwise([*words, "--"]):
         flag, equals, value = word.partition("=")
         name = _named(flag)
         if name is not None:

@@ -63,6 +63,12 @@ FEATURES: Final = (
     Feature("srt/plugins/hook_registry.py", "HookType.AFTER"),
     Feature("srt/model_executor/model_runner.py", "ModelRunner.init_attention_backends", ("self",)),
     Feature("srt/managers/scheduler.py", "Scheduler.__init__"),
+    Feature("srt/managers/scheduler.py", "Scheduler.abort_request", ("self", "recv_req")),
+    Feature(
+        "srt/layers/logits_processor.py",
+        "LogitsProcessor._get_logits",
+        ("self", "hidden_states", "lm_head", "logits_metadata", "use_logits_buffer"),
+    ),
     Feature(
         "srt/model_executor/model_runner_components/spec_aux_hidden_state.py",
         "SpecAuxHiddenStateConfig.eagle_use_aux_hidden_state",
@@ -83,6 +89,8 @@ FEATURES: Final = (
         ("cls", *_BATCH, "enable_overlap", "spec_algorithm"),
     ),
     Feature("srt/managers/schedule_batch.py", "ScheduleBatch.prepare_for_extend", ("self",)),
+    Feature("srt/managers/schedule_batch.py", "Req.extend_end"),
+    Feature("srt/managers/schedule_batch.py", "Req.prefix_len"),
     Feature(
         "srt/managers/tp_worker.py",
         "TpModelWorker.forward_batch_generation",
@@ -144,19 +152,25 @@ def tested(version: str) -> bool:
 
 
 def _find(node: ast.AST, names: list[str]) -> ast.AST | None:
-    """The definition of a dotted name in a module or class body."""
+    """The definition of a dotted name in a module or class body, or the first value of an instance's."""
     for child in getattr(node, "body", ()):
         if names[0] in _defined(child):
             return child if len(names) == 1 else _find(child, names[1:])
+    initializer = _find(node, ["__init__"]) if names[0] != "__init__" else None
+    if len(names) == 1 and isinstance(initializer, ast.FunctionDef):
+        return next((line for line in initializer.body if f"self.{names[0]}" in _assigned(line)), None)
     return None
 
 
 def _defined(node: ast.AST) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
+    return _assigned(node)
+
+
+def _assigned(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [target.id for target in targets if isinstance(target, ast.Name)]
+        return [ast.unparse(t) for t in (node.targets if isinstance(node, ast.Assign) else [node.target])]
     return []
 
 

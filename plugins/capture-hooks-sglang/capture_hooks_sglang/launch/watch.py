@@ -51,6 +51,7 @@ def watch(command: Command, environment: Mapping[str, str], start_timeout: float
             failure = error
         finally:
             child.stop(GRACE, signals)
+        print(flush=True)  # what it printed last need not have ended its line
         if failure is not None:
             # A rank may have written why while everything was ending.
             raise EngineError(life.refusal() or str(failure))
@@ -139,11 +140,11 @@ class _Life:
         replicas, ranks = int(info.get("dp_size") or 1), int(info["tp_size"])
         expected = {(replica, rank) for replica in range(replicas) for rank in range(ranks)}
         if missing := sorted(expected - self._told):
+            silent = ", ".join(_place(*place) for place in missing)
             raise EngineError(
-                f"the server was stopped: {len(missing)} of its {len(expected)} scheduler ranks never reported "
-                f"what they capture ({', '.join(_place(*place) for place in missing)}), so the plugin took no "
-                "effect there and the head may be fed anything; SGLang logs above which plugins it loaded, "
-                "and why not"
+                f"the server was stopped: {len(missing)} of its {len(expected)} scheduler ranks never "
+                f"reported what they capture ({silent}), so the plugin took no effect there and the head may "
+                "be fed anything; SGLang logs above which plugins it loaded, and why not"
             )
         reports = read_reports(self._directory)
         captures = {f"{', '.join(r.points)} at boundaries {r.boundaries}" for r in reports}

@@ -9,25 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from capture_hooks.errors import EngineError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store.contract import SequenceStates
+from capture_hooks.store.contract import SequenceError, SequenceStates
 
 from ..launch.flags import Flags
-from ..launch.installed import check_installed
 from ..serving.asked import SPEC, SPOOL
 from ..serving.spooled import Rows, SpoolId
-from .server import Server, check_reports, running
+from .server import GoneError, Server, check_environment, check_reports, running
 
 #: Most sequences under way at a time, and how many full batches of tokens.
 IN_FLIGHT: Final = 128
 BATCHES: Final = 3
 #: Seconds after its answer within which a request's states must be there.
 _PATIENCE: Final = 60.0
-#: Tokens beyond a model's context: a prompt that fills it still has one token to gain before SGLang is done.
-_BEYOND: Final = 2
+#: Places beyond a model's context: SGLang keeps a few of those it has from prompts (6 in 0.5.23).
+_BEYOND: Final = 16
+#: What lets SGLang have them.
+ROOM: Final = MappingProxyType({"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"})
 
 
 class SGLangCapture:
@@ -63,7 +65,8 @@ class SGLangCapture:
         """Prefill every sequence; its states as they become ready, in any order.
 
         Raises:
-            EngineError: a sequence that SGLang refused, or whose rows are not as many as its tokens.
+            SequenceError: a sequence that SGLang refused, or whose rows are not as many as its tokens.
+            EngineError: the server is gone; with its last words.
         """
         room = BATCHES * self.batch_tokens
         with ThreadPoolExecutor(IN_FLIGHT, "capture-hooks-prompt") as pool:
@@ -88,22 +91,23 @@ class SGLangCapture:
     def _run(self, number: int, sequence: Sequence[int]) -> Rows:
         """One sequence's rows."""
         key = SpoolId(next(self._numbers), len(sequence))
-        name = f"sequence {number} of {len(sequence)} tokens"
         # One token is the least that SGLang generates; the prompt's own pass gives it.
         sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}
         payload = {"rid": str(key), "input_ids": [int(t) for t in sequence], "sampling_params": sampling}
         try:
             answer: Any = self._server.post("/generate", payload)
+            if (ran := answer["meta_info"]["prompt_tokens"]) != len(sequence):
+                raise EngineError(f"SGLang ran {ran} of its {len(sequence)} tokens")
+            rows = self._collect(key)
+            if len(rows) != len(sequence):
+                raise EngineError(f"{len(rows)} rows of states came for its {len(sequence)} tokens")
+        except GoneError:
+            raise
         except EngineError as error:
-            raise EngineError(f"{name}: {error}") from None
-        if answer["meta_info"]["prompt_tokens"] != len(sequence):
-            raise EngineError(f"{name}: SGLang ran {answer['meta_info']['prompt_tokens']} of them")
-        rows = self._collect(key, name)
-        if len(rows) != len(sequence):
-            raise EngineError(f"{name}: {len(rows)} rows of states came")
+            raise SequenceError(number, str(error)) from None
         return rows
 
-    def _collect(self, key: SpoolId, name: str) -> Rows:
+    def _collect(self, key: SpoolId) -> Rows:
         """The file of an answered request; it is written behind the answer."""
         states, failure = key.states_file(self._spool), key.failure_file(self._spool)
         deadline = time.monotonic() + _PATIENCE
@@ -112,23 +116,21 @@ class SGLangCapture:
             if states.exists():
                 return Rows.take(states)
             if failure.exists():
-                raise EngineError(f"{name}: no states came: {failure.read_text()}")
+                raise EngineError(f"no states came: {failure.read_text()}")
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
-        raise EngineError(
-            f"{name}: SGLang answered, and no states came within {_PATIENCE:.0f} s"
-            if self._server.alive
-            else self._server.obituary()
-        )
+        if not self._server.alive:
+            raise GoneError(self._server.obituary())
+        raise EngineError(f"SGLang answered, and no states came within {_PATIENCE:.0f} s")
 
 
 @contextmanager
 def capture(model: Path, spec: CaptureSpec, words: Sequence[str]) -> Iterator[SGLangCapture]:
     """Start SGLang on ``model`` to capture ``spec``; see `capture_hooks.decoding.contract.EngineProvider`."""
-    check_installed()
+    check_environment()
     with tempfile.TemporaryDirectory(prefix="capture-hooks-spool-") as spool:
-        environment = {SPEC: str(spec), SPOOL: spool, "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        with running(_command_line(model, words), environment) as server:
+        environment = {SPEC: str(spec), SPOOL: spool, **ROOM}
+        with running(command_line(model, words), environment) as server:
             check_reports(server)
             yield SGLangCapture(server, Path(spool))
 
@@ -145,7 +147,7 @@ def _context_of(model: Path) -> int | None:
     return context
 
 
-def _command_line(model: Path, words: Sequence[str]) -> list[str]:
+def command_line(model: Path, words: Sequence[str]) -> list[str]:
     """The user's flags between those they may change and those they may not.
 
     Raises:

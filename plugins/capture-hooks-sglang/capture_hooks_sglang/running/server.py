@@ -13,12 +13,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from capture_hooks.errors import EngineError
 
+from ..launch import checks
+from ..launch.installed import check_installed
 from ..serving.asked import HANDSHAKE
 from ..serving.handshake import Report, read_reports
 
@@ -30,7 +32,7 @@ _GRACE: Final = 5.0
 _LINES: Final = 12
 
 
-class _SilentError(EngineError):
+class GoneError(EngineError):
     """Nothing answers: it has not begun to, or it is gone."""
 
 
@@ -66,9 +68,7 @@ class Server:
             EngineError: the server refused it, or is gone; with its reason.
         """
         body = json.dumps(payload).encode()
-        return self._ask(
-            urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"})
-        )
+        return self._ask(urllib.request.Request(self._url + path, body, {"Content-Type": "application/json"}))
 
     def obituary(self) -> str:
         """Why it is gone: what a rank reported last, else the end of its output."""
@@ -88,7 +88,7 @@ class Server:
             try:
                 self.info = self.get("/server_info")
                 return
-            except _SilentError:
+            except GoneError:
                 if not self.alive:
                     raise
                 time.sleep(_LOOK)
@@ -102,10 +102,8 @@ class Server:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            try:
+            with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             self._process.wait()
 
     def _ask(self, request: urllib.request.Request) -> Any:
@@ -115,9 +113,12 @@ class Server:
         except urllib.error.HTTPError as error:
             raise EngineError(f"SGLang refused: {_reason(error.read())}") from None
         except (OSError, ValueError) as error:
+            if self.info:  # it was ready: it is ending, and its last words are worth a moment
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_GRACE)
             if not self.alive:
-                raise _SilentError(self.obituary()) from None
-            raise _SilentError(f"SGLang does not answer at {self._url}: {error}") from None
+                raise GoneError(self.obituary()) from None
+            raise GoneError(f"SGLang does not answer at {self._url}: {error}") from None
 
 
 @contextmanager
@@ -151,6 +152,18 @@ def running(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Se
             yield server
         finally:
             server.stop()
+
+
+def check_environment() -> None:
+    """What can be seen before a server is started: SGLang is there, and will load the plugin.
+
+    Raises:
+        EngineError: it is not, or will not.
+    """
+    checks.check_plugin_loads(os.environ)
+    warning = check_installed()
+    if warning is not None:
+        print(f"warning: {warning}", file=sys.stderr, flush=True)
 
 
 def check_reports(server: Server) -> None:

@@ -15,6 +15,8 @@ _REFUSED: Final = (
         1,
         "the layers lie in several processes, and SGLang hands no captured state from stage to stage",
     ),
+    # What --enable-dp-attention becomes once SGLang 0.5.23 has resolved its arguments.
+    ("attn_dp_size", 1, "its ranks hold different tokens and pad each other's; not tried yet"),
     ("enable_dp_attention", False, "its ranks hold different tokens and pad each other's; not tried yet"),
     ("attn_cp_size", 1, "context parallelism divides a sequence's tokens over ranks; not tried yet"),
     ("enable_two_batch_overlap", False, "one batch runs as two interleaved halves; not tried yet"),

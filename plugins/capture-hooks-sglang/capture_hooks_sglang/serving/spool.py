@@ -1,20 +1,19 @@
 """States of whole prompts, left in a directory by each replica's first rank for ``capture-hooks dump``.
 
-The points are captured by the core's session, read after every forward where the logits processor begins.  All
-tensor-parallel ranks do the same work, for a snapshot of the stream and the logits may be sums over all of them;
-one writes.  A request's rows are held until they are complete, so an aborted or retracted one leaves no file.
+The points are captured by the core's session, read after every forward where the logits processor begins.
+All tensor-parallel ranks do the same work, for a snapshot of the stream and the logits may be sums over all
+of them; one writes.  A request's rows are held until they are complete, so an aborted or retracted one leaves
+no file.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from capture_hooks.capture import bind, find_anatomy
@@ -22,13 +21,12 @@ from capture_hooks.errors import EngineError
 from capture_hooks.spec import CaptureSpec
 
 from ..rows import rows_of
+from .assembly import Assembly
 from .delivery import logits_processor_of
-from .spooled import Rows, SpoolId, write_failure
+from .spooled import Rows, SpoolId
 
 #: Rows whose logits over the full vocabulary exist at one time.
 LOGIT_ROWS: Final = 512
-#: Files that may wait for the disk before a forward waits for them.
-WAITING: Final = 8
 
 
 class Spool:
@@ -62,15 +60,12 @@ class Spool:
         _, self._processor = logits_processor_of(anatomy)
         if not hasattr(self._processor, "_get_logits"):
             raise EngineError(
-                f"{type(self._processor).__name__} has no _get_logits in this version of SGLang, through which "
-                "greedy tokens are computed; capture-hooks-sglang knows 0.5.23"
+                f"{type(self._processor).__name__} has no _get_logits in this version of SGLang, through "
+                "which greedy tokens are computed; capture-hooks-sglang knows 0.5.23"
             )
         self._session = bind(model, spec, target=True, anatomy=anatomy)
         self._signature = inspect.signature(self._processor.forward)
-        self._directory, self._writes = directory, rank == 0
-        self._held: dict[SpoolId, list[Rows]] = {}
-        self._disk = ThreadPoolExecutor(1, "capture-hooks-spool")
-        self._writing: list[Future[None]] = []
+        self._assembly = Assembly(directory) if rank == 0 else None
 
     @property
     def spec(self) -> CaptureSpec:
@@ -91,8 +86,8 @@ class Spool:
 
     def forget(self, request: str) -> None:
         """Drop the rows of aborted requests, whose ids begin with ``request``."""
-        for key in [key for key in self._held if str(key).startswith(request)]:
-            del self._held[key]
+        if self._assembly is not None:
+            self._assembly.forget(request)
 
     def _collect(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = self._signature.bind(*args, **kwargs).arguments
@@ -101,10 +96,10 @@ class Spool:
         if any(asked):
             states, count = self._session.states, sum(told.lengths)
             argmax = self._argmax(given, count)
-            if self._writes:
+            if self._assembly is not None:
                 rows = Rows(states.packed.cpu(), states.target.cpu(), argmax.cpu())
                 for key, start, part in _parts(asked, told.starts, told.lengths, rows):
-                    self._add(key, start, part)
+                    self._assembly.add(key, start, part)
         if told.requests:
             self._session.clear()
 
@@ -114,32 +109,6 @@ class Spool:
         rest = given["lm_head"], given["logits_metadata"]
         chunks = torch.split(given["hidden_states"][:count], LOGIT_ROWS)
         return torch.cat([logits_of(chunk, *rest, use_logits_buffer=False).argmax(-1) for chunk in chunks])
-
-    def _add(self, key: SpoolId, start: int, rows: Rows) -> None:
-        """Hold rows, or write the request when they are its last.  One that starts again was retracted."""
-        held = self._held.setdefault(key, [])
-        if start == 0:
-            held.clear()
-        there = sum(map(len, held))
-        if start != there or start + len(rows) > key.tokens:
-            del self._held[key]
-            self._submit(
-                write_failure,
-                key.failure_file(self._directory),
-                f"of its {key.tokens} tokens {there} had been run when tokens {start} to "
-                f"{start + len(rows) - 1} were: the others came from a prefix cache, or from another request",
-            )
-            return
-        held.append(rows)
-        if start + len(rows) == key.tokens:
-            self._submit(_write_joined, key.states_file(self._directory), self._held.pop(key))
-
-    def _submit(self, write: Any, *what: Any) -> None:
-        """Write behind the next forward; a failure of the disk shows in the one after."""
-        self._writing = [future for future in self._writing if not future.done() or future.result()]
-        while len(self._writing) >= WAITING:
-            self._writing.pop(0).result()
-        self._writing.append(self._disk.submit(write, *what))
 
 
 def _parts(
@@ -153,11 +122,3 @@ def _parts(
             part = slice(at, at + length)
             yield key, start, Rows(rows.inputs[part], rows.target[part], rows.argmax[part])
         at += length
-
-
-def _write_joined(path: Path, parts: list[Rows]) -> None:
-    joined = (torch.cat([getattr(part, name) for part in parts]) for name in Rows.__slots__)
-    try:
-        Rows(*joined).write(path)
-    except (OSError, SafetensorError) as error:  # most likely a full disk, where a few words may still fit
-        write_failure(path.with_suffix(".failed"), f"they could not be written: {error}")

@@ -1,7 +1,7 @@
 """One finished request's states as a file: what the scheduler leaves and ``capture-hooks dump`` collects.
 
-The request id names the file and says how many tokens the request has, so that the scheduler knows when its rows
-are complete.  Torch alone is needed here: both sides import it.
+The request id names the file and says how many tokens the request has, so that the scheduler knows when its
+rows are complete.  Torch alone is needed here: both sides import it.
 """
 
 from __future__ import annotations

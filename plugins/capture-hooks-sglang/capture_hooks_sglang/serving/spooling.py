@@ -34,7 +34,7 @@ def configure_spool(original: Callable[[Any], None], runner: Any, asked: Asked) 
 
 
 def open_spool(model: Any) -> dict[str, Any] | None:
-    """Capture from now on, behind whatever the server ran to warm up; the report, or None where none is asked for."""
+    """Capture from now on, behind the server's warm-up; what to report, or None where none is asked for."""
     spool = _SPOOLS.get(id(model))
     if spool is None:
         return None

@@ -1,0 +1,53 @@
+"""``--engine``: which program runs the target, and what is then whose to set."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from ..decoding.contract import EngineProvider
+
+#: The Hugging Face model in this process.
+EMBEDDED: Final = "embedded"
+HELP: Final = "embedded: the model in this process; or an installed engine (capture-hooks plugins)."
+
+
+def installed_engine(name: str) -> EngineProvider:
+    """The engine of that name.
+
+    Raises:
+        PluginError: there is none; with those there are.
+    """
+    from ..plugins import registry
+
+    return registry().engines[name]
+
+
+def refuse_flags(engine: str, words: Sequence[str]) -> None:
+    """The embedded engine has no flags of its own.
+
+    Raises:
+        BadParameter: naming the first of ``words``.
+    """
+    if words:
+        raise typer.BadParameter(
+            f"unexpected {words[0]!r}: only engines other than {engine} take flags after --"
+        )
+
+
+def refuse_options(context: typer.Context, engine: str, *names: str) -> None:
+    """Options that an engine sets by flags of its own.
+
+    Raises:
+        BadParameter: naming one that was given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = "--" + name.replace("_", "-")
+            raise typer.BadParameter(
+                f"is for the {EMBEDDED} engine; {engine} takes flags of its own, after --", param_hint=option
+            )

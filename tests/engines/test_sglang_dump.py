@@ -1,0 +1,185 @@
+"""Dumps through real SGLang against the embedded engine's: chunked prefill, a kill and two ranks.
+
+Three starts of a server, each 20 to 50 seconds on a quiet machine.
+"""
+
+import importlib.util
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed (tests/engines/README.md)", allow_module_level=True)
+
+from capture_hooks_sglang.running.capture import capture
+from transformers import AutoModelForCausalLM
+
+from capture_hooks.errors import EngineError
+from capture_hooks.spec import CaptureSpec
+from capture_hooks.store import Dump, EngineDumpJob, read_examples, write_dump
+from capture_hooks.store.checkpoint import checkpoint_fingerprint, hollow_anatomy
+from capture_hooks.store.engine_job import dtype_of, first_states
+from capture_hooks.store.manifest import Manifest
+from capture_hooks.testing import tiny
+
+CPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGL_KERNEL_CPU_ATTENTION": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+FLAGS = [
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "intel_amx",
+    "--dtype",
+    "float32",
+    "--disable-overlap-schedule",
+]
+CLI = [sys.executable, "-c", "from capture_hooks.cli import main; main()"]
+CHUNK = 24
+FLAGS += ["--max-total-tokens", "1024", "--chunked-prefill-size", str(CHUNK)]
+#: Out of order, with a state from before the first layer, and a target that is no input.
+SPEC = CaptureSpec.parse("post.4, embed, post.2")
+CONTEXT = 256
+#: Ragged, around the chunk, and one that fills the model's context.
+LENGTHS = [5, 40, 1, 23, 24, 25, 7, CONTEXT, 48, 49, 3, 90, 12]
+SHARD = 120
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("dump")
+    tiny.model("llama", max_position_embeddings=CONTEXT).save_pretrained(root / "model")
+    source = random.Random(0)
+    records = [
+        {"input_ids": [source.randrange(3, tiny.VOCAB) for _ in range(n)], "loss_mask": [1] * n}
+        for n in LENGTHS
+    ]
+    (root / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return root
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in CPU.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def embedded(folder):
+    """The embedded engine's dump."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    write_dump(model, SPEC, read_examples(folder / "data.jsonl"), folder / "embedded", shard_tokens=SHARD)
+    return Dump.open(folder / "embedded", verify=True)
+
+
+def check_equal(dump, reference):
+    """Fields but for the engine's are the same, and so are the states within float32's noise; the largest."""
+    ours, theirs = dump.manifest.model_dump(), reference.manifest.model_dump()
+    assert dump.manifest.engine.name == "sglang"
+    for manifest in (ours, theirs):
+        for name in ("engine", "batch_tokens", "shards"):
+            manifest.pop(name)
+    assert ours == theirs
+    assert [s.lengths for s in dump.manifest.shards] == [s.lengths for s in reference.manifest.shards]
+    assert len(dump) == len(reference) == len(LENGTHS)
+    worst = 0.0
+    for mine, other in zip(dump, reference, strict=True):
+        assert torch.equal(mine.token_ids, other.token_ids)
+        assert torch.equal(mine.loss_mask, other.loss_mask)
+        assert torch.equal(mine.argmax, other.argmax)
+        for a, b in ((mine.states, other.states), (mine.target, other.target)):
+            assert a.dtype == b.dtype == torch.float32
+            worst = max(worst, float((a.double() - b.double()).abs().max() / b.double().abs().max()))
+    assert worst < 1e-5
+    return worst
+
+
+def started_by(pid):
+    """Processes whose command line names ``pid`` as the one they belong to."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"capture_hooks_sglang.running.bound_server" in words and str(pid).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, embedded):
+    out = folder / "killed"
+    command = [*CLI, "dump", "--engine", "sglang"]
+    command += ["--model", str(folder / "model"), "--spec", str(SPEC), "--data", str(folder / "data.jsonl")]
+    command += ["--out", str(out), "--shard-tokens", str(SHARD), "--", *FLAGS]
+    with (folder / "first.log").open("wb") as log:
+        first = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    while first.poll() is None and not ((out / "manifest.json").exists() and Manifest.read(out).shards):
+        time.sleep(0.005)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL, (folder / "first.log").read_text()
+    deadline = time.monotonic() + 30
+    while started_by(first.pid) and time.monotonic() < deadline:  # its server ends with it
+        time.sleep(0.1)
+    assert not started_by(first.pid)
+    assert not Manifest.read(out).complete
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "tokens are there already" in again.stdout
+    worst = check_equal(Dump.open(out, SPEC, verify=True), embedded)
+    print(f"largest relative difference from the embedded engine's: {worst:.1e}")
+
+
+def test_two_ranks_give_the_same_dump_and_errors_name_the_sequence(folder, embedded, monkeypatch):
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    examples = read_examples(folder / "data.jsonl")
+    with capture(folder / "model", SPEC, [*FLAGS, "--tp-size", "2"]) as engine:
+        assert engine.settings["tp_size"] == "2"
+        assert engine.batch_tokens == CHUNK
+        trial = first_states(engine, examples)
+        fingerprint = checkpoint_fingerprint(str(folder / "model"), dtype_of(trial))
+        anatomy = hollow_anatomy(str(folder / "model"))
+        job = EngineDumpJob(engine, trial, anatomy, fingerprint, SPEC, examples, shard_tokens=SHARD)
+        cost = job.estimate(folder / "two")
+        assert (cost.tokens, cost.tokens_left) == (sum(LENGTHS), sum(LENGTHS))
+        job.run(folder / "two")
+        with pytest.raises(EngineError, match=rf"sequence 1: SGLang refused: .*{CONTEXT + 40} tokens"):
+            list(engine.states([[5, 6, 7], [5] * (CONTEXT + 40)]))
+        # What was refused leaves nothing behind, and the engine goes on.
+        assert [len(states.inputs) for states in engine.states([[5, 6, 7]])] == [3]
+    worst = check_equal(Dump.open(folder / "two", SPEC, verify=True), embedded)
+    print(f"largest relative difference from the embedded engine's: {worst:.1e}")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--engine", "sglang", "--batch-tokens", "8"], "--batch-tokens"),
+        (["--engine", "sgland"], "did you mean 'sglang'"),
+        (["--", "--tp-size", "2"], "unexpected '--tp-size'"),
+        (["--engine", "sglang", "--", "--model-path", "elsewhere"], "name the model once"),
+        (["--engine", "sglang", "--spec", "post.99"], "post.99"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_anything_starts(folder, words, told):
+    command = [*CLI, "dump", "--model", str(folder / "model")]
+    command += ["--data", str(folder / "data.jsonl"), "--out", str(folder / "none"), "--spec", str(SPEC)]
+    run = subprocess.run(
+        [*command, *words], capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}
+    )
+    assert run.returncode != 0
+    assert told in run.stdout + run.stderr
+    assert not (folder / "none").exists()

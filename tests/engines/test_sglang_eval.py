@@ -1,0 +1,73 @@
+"""``capture-hooks eval --engine sglang`` with the head that ships: two starts of a server."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("SGLang is not installed (tests/engines/README.md)", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+MODEL, HEAD = ROOT / "build" / "smollm2", ROOT / "examples" / "smollm2" / "head"
+CPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "SGL_KERNEL_CPU_ATTENTION": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+FLAGS = [
+    "--device",
+    "cpu",
+    "--attention-backend",
+    "intel_amx",
+    "--dtype",
+    "float32",
+    "--disable-overlap-schedule",
+]
+FLAGS += ["--disable-cuda-graph", "--max-total-tokens", "4096", "--max-running-requests", "2"]
+CLI = [sys.executable, "-c", "from capture_hooks.cli import main; main()"]
+PROMPTS = ["What is the capital of France?", "Write a short poem about the sea."]
+STEPS, NEW = 3, 40
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("eval") / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in PROMPTS))
+    return path
+
+
+def evaluate(prompts, *words):
+    command = [*CLI, "eval", "--model", str(MODEL), "--head", str(HEAD)]
+    command += ["--data", str(prompts), "--max-new-tokens", str(NEW), "--json", *words]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **CPU})
+    assert run.returncode == 0, run.stdout + run.stderr
+    return json.loads(run.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODEL.is_dir(), reason="the demo's target is made by examples/smollm2/target.py")
+def test_the_report_is_that_of_the_embedded_decoder(prompts):
+    report = evaluate(prompts, "--engine", "sglang", "--", *FLAGS, "--speculative-num-steps", str(STEPS))
+    decoding = report["decoding"]
+    assert report["identical"] == report["prompts"] == len(PROMPTS)
+    assert report["lossless"]
+    assert report["settings"]["engine"] == "sglang"
+    assert report["settings"]["speculative_num_steps"] == str(STEPS)
+    # Every round gains its accepted drafts and one token of the target's own; the last may be cut.
+    gained = decoding["rounds"] + sum(decoding["accepted"])
+    assert 0 <= gained - decoding["tokens"] <= STEPS * len(PROMPTS)
+    assert decoding["reached"][0] == decoding["rounds"]
+    assert decoding["reached"][1:] == decoding["accepted"][:-1]
+    assert decoding["drafted"] == STEPS * decoding["rounds"]
+    assert decoding["acceptance_length"] > 1.2
+    for name in ("tokens_per_second", "plain_tokens_per_second", "speedup", "break_even"):
+        assert report[name] > 0
+    if importlib.util.find_spec("capture_hooks_eagle3") is not None:
+        embedded = evaluate(prompts, "--draft-tokens", str(STEPS), "--dtype", "float32")["decoding"]
+        assert decoding["acceptance_length"] == pytest.approx(embedded["acceptance_length"], rel=0.05)

@@ -21,8 +21,8 @@ from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny
 
 HERE = Path(__file__).parent
-SEQUENCES = [[5, 9, 20, 33, 77, 101, 60, 7, 3, 90, 41, 12], [8, 200, 3, 17, 150, 2, 9, 44]]
-WITNESS = [list(range(5, 40)), list(range(100, 130))]
+SEQUENCES = [[5, 9, 20, 33, 77, 101, 60, 7, 3, 90, 41, 12], [8, 100, 3, 17, 50, 2, 9, 44]]
+WITNESS = [list(range(5, 40)), list(range(90, 120))]
 LAYERS = 8
 
 
@@ -147,6 +147,30 @@ def test_a_heads_points_reach_it_through_every_path(schedulers, llama, tmp_path,
     assert (report["points"], report["mechanism"], report["verdict"]) == (points, mechanism, "matches")
     for path in ("extend", "chunked extend", "target verify"):
         assert f"{path}: matches" in report["message"]
+
+
+@pytest.mark.parametrize(
+    ("family", "spec", "mechanism"),
+    [
+        ("gemma3_text", "post.1, post.3", "hooks"),  # its own capture leaves the residual out
+        ("deepseek_v2", "pre.1, post.3, final_norm", "hooks"),
+        ("deepseek_v2", "post.0, post.2", "native"),
+        ("qwen3_moe", "post.0, post.2", "hooks"),  # its own never clears the layers it marked
+        ("olmo2", "embed, post.2", "hooks"),  # it has none, and lends no embedding
+    ],
+)
+def test_any_family_is_served(schedulers, tmp_path, family, spec, mechanism):
+    sys.path.insert(0, str(HERE.parents[1] / "benchmarks"))
+    import sglang_families
+
+    model = sglang_families.build(family, str(tmp_path / "target"))
+    save_a_head(model, spec, tmp_path / "head")
+    answer = schedulers.run(
+        sequences=SEQUENCES, out=tmp_path / "out", **drafting(tmp_path / "target", tmp_path / "head")
+    )
+    assert_delivered(answer, model, spec.split(", "), tmp_path / "out")
+    (report,) = answer["reports"]
+    assert (report["mechanism"], report["verdict"]) == (mechanism, "matches")
 
 
 def test_a_tree_is_served_as_a_chain_is(schedulers, llama, head, tmp_path):

@@ -1,4 +1,4 @@
-"""The draft model's side: what reaches its ``fc`` is as many rows, and as wide, as it was made for."""
+"""The draft model's side: the target's embedding, and states of as many rows and as wide as it was made for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import EngineError
 
 from .asked import Asked
@@ -42,3 +43,18 @@ def attach_draft_check(runner: Any, asked: Asked) -> None:
         )
 
     decoder.register_forward_pre_hook(check, with_kwargs=True)
+
+
+def lend_embedding(target: Any) -> None:
+    """Give ``target`` the method by which the draft worker takes its embedding and output table.
+
+    About half of SGLang 0.5.23's families have ``get_embed_and_head``; Gemma 2, Granite, Mixtral, OLMo 2 and
+    Phi are among those that do not.
+
+    Raises:
+        BindError: its parts cannot be found.
+    """
+    if hasattr(target, "get_embed_and_head"):
+        return
+    anatomy = find_anatomy(target)
+    target.get_embed_and_head = lambda: (anatomy.embedding.weight, anatomy.lm_head.weight)

@@ -1,8 +1,9 @@
-"""Where the plugin meets SGLang: three functions of its wrapped, both passing through unless asked.
+"""Where the plugin meets SGLang: four functions of its wrapped, all passing through unless asked.
 
 SGLang calls `activate` in each of its processes (entry-point group ``sglang.srt.plugins``).  In a scheduler
 process the capture is set up around ``ModelRunner.init_attention_backends``, where SGLang configures its own
-capture: the weights are there, and no CUDA graph has been recorded yet.  The witness is shown when the
+capture: the weights are there, and no CUDA graph has been recorded yet.  Just before the draft worker is built
+the target learns to share its embedding, where its class never did.  The witness is shown when the
 scheduler is complete and has not yet accepted a request.
 """
 
@@ -21,7 +22,7 @@ from capture_hooks.errors import CaptureHooksError, EngineError
 
 from .asked import HANDSHAKE, SPOOL, Asked, what_is_asked
 from .delivery import Delivery
-from .draft import attach_draft_check
+from .draft import attach_draft_check, lend_embedding
 from .handshake import Outcome, Report, directory_of
 from .limits import check_server
 from .proof import prove
@@ -55,6 +56,9 @@ def activate() -> None:
         "sglang.srt.managers.scheduler.Scheduler.__init__", build_and_prove, HookType.AROUND
     )
     HookRegistry.register(
+        "sglang.srt.managers.scheduler.Scheduler.maybe_init_draft_worker", share_embedding, HookType.BEFORE
+    )
+    HookRegistry.register(
         "sglang.srt.managers.scheduler.Scheduler.abort_request", forget_aborted, HookType.AFTER
     )
 
@@ -79,6 +83,17 @@ def configure(original: Callable[[Any], None], runner: Any) -> None:
     except CaptureHooksError as error:
         _report_failure(error)
         raise
+
+
+def share_embedding(scheduler: Any) -> None:
+    """Let a head that asks be drafted with on a target whose class lacks SGLang's hand-over.
+
+    Raises:
+        BindError: the target's parts cannot be found.
+    """
+    asked = what_is_asked(os.environ, draft_path())
+    if asked is not None and asked.head is not None:
+        lend_embedding(scheduler.tp_worker.model_runner.model)
 
 
 def _configure_target(original: Callable[[Any], None], runner: Any, asked: Asked) -> None:

@@ -17,9 +17,7 @@ from .files import TensorInfo
 from .order import check_order, depth_order, in_order
 
 
-def check_section(
-    config: Mapping[str, Any], section: CaptureSection, where: str, ids: bool = True
-) -> None:
+def check_section(config: Mapping[str, Any], section: CaptureSection, where: str, ids: bool = True) -> None:
     """Check the capture section against itself and against the keys that other libraries read.
 
     Args:

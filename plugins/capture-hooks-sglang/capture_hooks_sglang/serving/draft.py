@@ -1,4 +1,4 @@
-"""The draft model's side: the target's embedding, and states of as many rows and as wide as it was made for."""
+"""The draft model's side: the target's embedding, and as many rows and as wide as it was made for."""
 
 from __future__ import annotations
 

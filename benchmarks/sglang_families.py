@@ -63,15 +63,19 @@ SPECIAL: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": {**_MLA, **_ONE_GROUP, "q_lora_rank": 16, "rope_scaling": _YARN},
     "gpt_oss": {"head_dim": 16},
+    # SGLang gives these families as many key heads as query heads.
+    "olmo": {"num_key_value_heads": 4},
+    "olmoe": {"num_key_value_heads": 4},
+    "phi": {"num_key_value_heads": 4},
 }
 #: SGLang computes GELU itself where the config asks for its tanh approximation (models/gemma.py, 0.5.23): so
 #: does the reference.
 EXACT_GELU = {"gemma"}
-#: What SGLang keeps in bfloat16 whatever the model's dtype is (models/gpt_oss.py and layers/activation.py of
-#: 0.5.23).
+#: What SGLang keeps in bfloat16 whatever the model's dtype is (models/gpt_oss.py, models/granite.py and
+#: layers/activation.py of 0.5.23).
 BFLOAT16: dict[str, tuple[str, ...]] = {
     "apertus": ("alpha_p", "alpha_n", "beta", "eps"),
-    "gpt_oss": ("sinks",),
+    **dict.fromkeys(("gpt_oss", "granite_swa", "granitemoe_swa"), ("sinks",)),
 }
 #: What SGLang reads from config.json and transformers does not write.
 WRITTEN: dict[str, dict[str, Any]] = {
@@ -80,7 +84,10 @@ WRITTEN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 }
 #: Families whose attention SGLang's plain torch backend does not have (MLA, sinks).
-AMX = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "gpt_oss", "longcat_flash", "minicpm3"}
+AMX = {
+    *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "longcat_flash", "minicpm3"),
+    *("gpt_oss", "granite_swa", "granitemoe_swa"),
+}
 
 
 def build(family: str, folder: str) -> Any:
@@ -275,7 +282,8 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
             "float32 on a CPU, tiny random models, two prompts packed in one batch. Each cell is the largest "
             "difference relative to the largest entry of that point; *neighbours* is the same distance "
             "between the two nearest boundaries of the reference, which a capture shifted by one layer "
-            "would show. LOGITS: the captured points agree and SGLang's own logits do not.\n\n"
+            "would show. LOGITS: the captured points agree and SGLang's own logits do not (it leaves out "
+            "the bias of lm_head).\n\n"
             "Made by `python benchmarks/sglang_families.py --write`.\n"
         )
         print(

@@ -89,9 +89,12 @@ def tokens_per_second(target: Path) -> tuple[str, float]:
         ids = torch.randint(0, model.config.vocab_size, (4, 256), generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
             model(ids[:1])
-            started = time.perf_counter()
-            model(ids)
-            rates[dtype] = ids.numel() / (time.perf_counter() - started)
+            seconds = []
+            for _ in range(3):  # the best of three: another program may be busy for a moment
+                started = time.perf_counter()
+                model(ids)
+                seconds.append(time.perf_counter() - started)
+            rates[dtype] = ids.numel() / min(seconds)
     # bfloat16 states are a little noisier: take them only where they save much.
     best = "bfloat16" if rates["bfloat16"] > 1.5 * rates["float32"] else "float32"
     return best, rates[best]

@@ -37,7 +37,13 @@ def main(case: dict[str, Any]) -> None:
     found = []
     for prompt in case["prompts"]:
         parameters = {"temperature": 0, "max_new_tokens": case["tokens"], "ignore_eos": True}
+        # With log-probabilities of the prompt SGLang prunes rows by another rule.
+        told = engine.generate(
+            input_ids=prompt, sampling_params=parameters, return_logprob=True, logprob_start_len=0
+        )
         answer = engine.generate(input_ids=prompt, sampling_params=parameters)
+        if told["output_ids"] != answer["output_ids"]:
+            raise SystemExit("asking for log-probabilities changes the answer")
         meta = answer["meta_info"]
         found.append({"ids": answer["output_ids"], "rounds": meta.get("spec_verify_ct", 0)})
     print(json.dumps(found), file=answers, flush=True)

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks: the same states on both, full width, and a rank that differs is named."""
+"""Several scheduler processes: tensor-parallel ranks and data-parallel replicas; each must prove it."""
 
 import importlib.util
 import json
@@ -26,21 +26,23 @@ PROMPT = [5, 9, 20, 33, 77, 101]
 TOKENS = 12
 
 
-def run(folder, head, reports, **extra):
-    """The engine's answer (or None) and what it printed."""
+def run(folder, head, reports, *, ranks=2, replicas=1, pipeline=1, **extra):
+    """The engine's answers (or None), what it printed, and the ranks' reports."""
     reports.mkdir()
     first, second = sorted(os.sched_getaffinity(0))[:2]
     case = {
         "arguments": {
             "model_path": str(folder / "target"),
-            "tp_size": 2,
+            "tp_size": ranks,
+            "dp_size": replicas,
+            "pp_size": pipeline,
             "speculative_algorithm": "EAGLE3",
             "speculative_draft_model_path": str(head),
             "speculative_num_steps": 3,
             "speculative_eagle_topk": 1,
             "speculative_num_draft_tokens": 4,
         },
-        "prompts": [PROMPT],
+        "prompts": [PROMPT] * replicas,
         "tokens": TOKENS,
     }
     environment = {
@@ -94,6 +96,26 @@ def test_both_ranks_feed_the_head_what_it_was_trained_on(target, tmp_path, spec,
         plain = model.generate(prompt, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
     assert answer[0]["ids"] == plain[0, len(PROMPT) :].tolist()
     assert answer[0]["rounds"] > 0
+
+
+def test_replicas_prove_it_each(target, tmp_path):
+    """Two of one rank: requests go to one and the other in turn, and the answers are the same."""
+    model, folder = target
+    head = save_a_head(model, "post.1, post.3, final_norm", tmp_path / "head")
+    answer, printed, reports = run(folder, head, tmp_path / "reports", ranks=1, replicas=2)
+    assert answer is not None, printed[-3000:]
+    assert [(report["replica"], report["rank"]) for report in reports] == [(0, 0), (1, 0)]
+    assert {report["verdict"] for report in reports} == {"matches"}
+    assert answer[0] == answer[1]
+
+
+def test_a_pipeline_is_refused(target, tmp_path):
+    model, folder = target
+    head = save_a_head(model, "post.1, post.3, post.5", tmp_path / "head")
+    answer, printed, reports = run(folder, head, tmp_path / "reports", ranks=1, pipeline=2)
+    assert answer is None
+    assert "pp_size=2 and a capture spec" in printed or "pipeline" in printed.lower()
+    assert {report["verdict"] for report in reports} <= {"failed"}
 
 
 #: A plugin of SGLang's own kind that makes rank 1 capture another layer, whatever it is asked.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ..errors import BindError, CaptureError
+from ..errors import BindError, CaptureError, SpecError
 from ..spec import CaptureSpec
 from .anatomy import Anatomy
 from .beams import allow_reordering, refuse_reordering
@@ -58,9 +58,15 @@ def bind(
         SpecError: text that is no spec, or a layer out of range.
         BindError: a model nobody knows, a point it does not have, or a buffer that does not fit.
     """
+    if isinstance(spec, str):
+        spec = CaptureSpec.parse(spec)
+    elif not isinstance(spec, CaptureSpec):
+        raise SpecError(f"a spec is a CaptureSpec or text such as 'post.2, post.15', not {spec!r}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise BindError(f"captured states are floating-point numbers; they cannot be kept as {dtype}")
     if anatomy is None:
         anatomy = find_anatomy(model)
-    plan = lay_out(anatomy, CaptureSpec.parse(spec) if isinstance(spec, str) else spec, target=target)
+    plan = lay_out(anatomy, spec, target=target)
     allocator = Allocator(plan, dtype, out, target_out)
     _check_static(plan, allocator, dtype, out, target_out)
     return CaptureSession(model, plan, allocator, static=out is not None)

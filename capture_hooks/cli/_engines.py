@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import typer
+
+from ..errors import ModelError
 
 if TYPE_CHECKING:
     from ..decoding.contract import EngineProvider
@@ -24,6 +27,18 @@ def installed_engine(name: str) -> EngineProvider:
     from ..plugins import registry
 
     return registry().engines[name]
+
+
+def target_path(model: str) -> Path:
+    """What an engine is given for a target: a directory, or a name that it resolves.
+
+    Raises:
+        ModelError: text that can only be a path, and no directory there.
+    """
+    path = Path(model)
+    if model.startswith((".", "/", "~")) and not path.is_dir():
+        raise ModelError(f"{model} is not a directory; give the target's, or its name on the hub")
+    return path
 
 
 def refuse_flags(engine: str, words: Sequence[str]) -> None:

@@ -29,7 +29,7 @@ def load_target(model: str, dtype: str, device: str | None) -> nn.Module:
     """The target, in eval mode, on this process's device (a GPU if there is one and none is named).
 
     Raises:
-        ModelError: when there is no such model.
+        ModelError: when there is no such model, or no such device.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -38,8 +38,12 @@ def load_target(model: str, dtype: str, device: str | None) -> nn.Module:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers gives no types
     if device is None:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda"):
-        torch.cuda.set_device(device)
+    try:
+        if torch.device(device).type == "cuda":
+            torch.cuda.set_device(torch.device(device).index or 0)
+        torch.empty(0, device=device)
+    except (RuntimeError, ValueError, AssertionError) as error:
+        raise ModelError(f"cannot use the device {device!r}: {str(error).splitlines()[0]}") from None
     try:
         loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
     except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import DataError, SpecError, StoreError
-from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options
+from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
 from ._target import load_config, load_target, load_tokenizer
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def dump(
     with (
         _embedded(model, asked, examples, dtype, shard_tokens, batch_tokens, model_dtype, device, console)
         if engine == EMBEDDED
-        else _through(engine, words, model, asked, examples, dtype, shard_tokens, console)
+        else _through(engine, words, model, asked, examples, out, dtype, shard_tokens, console)
     ) as job:
         _finish(console, job, examples, out, estimate)
 
@@ -117,18 +117,22 @@ def _through(
     model: str,
     asked: CaptureSpec | None,
     examples: Examples,
+    out: Path,
     dtype: str | None,
     shard_tokens: int | None,
     console: Console,
 ) -> Iterator[Writing]:
     from ..store.checkpoint import checkpoint_fingerprint, hollow_anatomy
     from ..store.engine_job import EngineDumpJob, dtype_of, first_states
+    from ..store.manifest import MANIFEST
 
     provider = installed_engine(engine)
     anatomy = hollow_anatomy(model)
     spec = (asked or _eagle3(anatomy.n_layers, console)).absolute(anatomy.n_layers)
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / MANIFEST).exists())):
+        raise StoreError(f"{out} is neither a dump nor an empty directory; give another --out")
     console.print(f"engine  starting {engine}")
-    with provider.capture(Path(model), spec, words) as running:
+    with provider.capture(target_path(model), spec, words) as running:
         console.print(
             f"engine  {running.name} {running.version}, at most {running.batch_tokens:,} tokens at once"
         )

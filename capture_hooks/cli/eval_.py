@@ -11,7 +11,7 @@ import typer
 
 from ..errors import DecodingError
 from ._decoding import Kernels, load
-from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options
+from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
 from ._target import load_config, load_tokenizer
 
 if TYPE_CHECKING:
@@ -91,7 +91,13 @@ def eval_(
             vocabulary = load_config(model).vocab_size
             prompts = read_prompts(data, load_tokenizer(model), vocab_size=vocabulary, limit=limit)
             report = evaluate_engine(
-                provider, Path(model), head, words, prompts, max_new_tokens=max_new_tokens, on_progress=show
+                provider,
+                target_path(model),
+                head,
+                words,
+                prompts,
+                max_new_tokens=max_new_tokens,
+                on_progress=show,
             )
     if as_json:
         print(json.dumps(report.to_json(), indent=2))

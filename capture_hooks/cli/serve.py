@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ._engines import target_path
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
@@ -33,7 +35,7 @@ def serve(
     provider = registry().engines[engine]
     if model is None:
         raise typer.BadParameter(_whose(head), param_hint="--model")
-    raise typer.Exit(provider.serve(head, Path(model), settings or [], start_timeout))
+    raise typer.Exit(provider.serve(head, target_path(model), settings or [], start_timeout))
 
 
 def _whose(head: Path) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import HeadError
-from ..heads.witness import FEWEST, SAME, Witness, relative_errors
+from ..heads.witness import FEWEST, OTHER, SAME, Witness, relative_errors
 from ..spec import Point
 
 Verdict = Literal["matches", "drift", "mismatch", "undetermined"]
@@ -39,6 +39,8 @@ class SlotFit:
         best: the state of this engine that is nearest to the witness, by name.
         best_error: how far that one is.
         holds: the state of this engine that was delivered, by name; empty where none is near it.
+        astray: rows that are of another state, where the most are not (a part of a pass, or not finite).
+        tokens: rows that were compared.
     """
 
     slot: int
@@ -47,24 +49,35 @@ class SlotFit:
     best: str
     best_error: float
     holds: str
+    astray: int
+    tokens: int
 
     @property
     def verdict(self) -> Verdict:
         """*matches*, *drift* (the right state, computed otherwise), or *mismatch* (another state)."""
-        if self.error <= SAME:
-            return "matches"
-        if self.best_error * MARGIN < self.error or self.error > UNLIKE:
+        if self.astray or self.error > UNLIKE or self._another_is_nearer:
             return "mismatch"
-        return "drift"
+        return "matches" if self.error <= SAME else "drift"
+
+    @property
+    def _another_is_nearer(self) -> bool:
+        """Clearly; the delivered state in another precision is no other state."""
+        itself = self.best == self.holds == self.expected
+        return self.error > SAME and self.best_error * MARGIN < self.error and not itself
 
     def __str__(self) -> str:
         if self.verdict != "mismatch":
             return f"slot {self.slot} ({self.expected}) is {self.error:.2g} from the witness"
+        if self.astray and self.error <= UNLIKE and not self._another_is_nearer:
+            return (
+                f"slot {self.slot} holds {self.expected} for most tokens, and something else for "
+                f"{self.astray} of {self.tokens}"
+            )
         text = f"slot {self.slot} should hold {self.expected}"
         if self.holds:
             text += f" and holds {self.holds}"
         text += f", {self.error:.2g} from the witness"
-        if self.best_error * MARGIN < self.error:
+        if self._another_is_nearer:
             return f"{text}, where this model's {self.best} is {self.best_error:.2g} from it"
         return f"{text}, and no state of this model is near it: other target weights?"
 
@@ -121,10 +134,19 @@ def fit_wiring(
         rows: [R] which of the witness's T tokens ``delivered`` is for; None means all.
 
     Raises:
-        HeadError: shapes that do not belong together.
+        HeadError: points that the witness lacks, or shapes that do not belong together.
     """
     tokens = len(witness.token_ids)
     rows = torch.arange(tokens) if rows is None else rows
+    absent = [str(point) for point in points if str(point) not in witness.states]
+    if absent or not points:
+        raise HeadError(
+            f"the witness holds {', '.join(witness.states)}; asked for: {', '.join(absent) or 'nothing'}"
+        )
+    if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < tokens:
+        raise HeadError(f"rows {int(rows.min())} to {int(rows.max())} of a witness of {tokens} tokens")
+    if short := sorted(name for name, state in states.items() if len(state) != tokens):
+        raise HeadError(f"{', '.join(short)}: not one row for each of the witness's {tokens} tokens")
     truths = [witness.states[str(point)] for point in points]
     width = sum(truth.shape[1] for truth in truths)
     if delivered.shape != (len(rows), width):
@@ -140,14 +162,29 @@ def fit_wiring(
         here = {name: state[rows][kept] for name, state in states.items() if state.shape == truth.shape}
         if str(point) in states:
             here |= _shifted(str(point), states[str(point)], rows[kept])
-        error = _distance(slot[kept], wanted)
+        errors = relative_errors(slot[kept], wanted) if len(wanted) else torch.empty(0)
+        error = float(errors.median()) if len(errors) else float("inf")
         others = {name: _distance(state, wanted) for name, state in here.items()} or {str(point): error}
         best = min(others, key=lambda name: (others[name], name != str(point)))
         held = {name: _distance(slot[kept], state) for name, state in here.items()}
         holds = min(held, key=lambda name: (held[name], name != str(point)), default="")
-        near = holds if holds and held[holds] <= SAME else ""
-        found.append(SlotFit(number, str(point), error, best, others[best], near))
+        near = holds if holds and held[holds] <= OTHER else ""
+        astray = _astray(errors, error)
+        found.append(SlotFit(number, str(point), error, best, others[best], near, astray, len(errors)))
     return WiringFit(tuple(found), int(kept.sum()))
+
+
+def _astray(errors: Tensor, middle: float) -> int:
+    """Rows of something else among rows that are right; 0 where the slot as a whole is wrong or merely noisy.
+
+    Where the rest is exact any row that is not is a fault.  Under drift a token in twenty may be far out.
+    """
+    if not torch.isfinite(errors).all():
+        return int((~torch.isfinite(errors)).sum())
+    if middle <= SAME:
+        return int((errors > OTHER).sum())
+    far = int((errors > UNLIKE).sum())
+    return far if middle <= UNLIKE and far > len(errors) / 20 else 0
 
 
 def _shifted(name: str, state: Tensor, rows: Tensor) -> dict[str, Tensor]:

@@ -95,6 +95,11 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not low <= value < high:
                 raise TrainingError(f"{name} must be at least {low} and less than {high}, not {value}")
+        if self.optimizer != "adamw" and "optim" in self.trainer_args:
+            raise TrainingError(
+                f"optimizer={self.optimizer} and trainer_args optim={self.trainer_args['optim']} are two "
+                "optimisers; give one of them"
+            )
         for name in ("weight_decay", "max_grad_norm", "evaluations", "workers"):
             if getattr(self, name) < 0:
                 raise TrainingError(f"{name} must not be negative, but is {getattr(self, name)}")

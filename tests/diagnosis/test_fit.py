@@ -108,6 +108,40 @@ def test_other_weights_are_near_nothing(seed, points):
 
 
 @settings(deadline=None)
+@given(
+    seed=seeds,
+    points=some,
+    noise=st.sampled_from([0.0, 1e-2]),
+    rows=st.sampled_from([slice(1, 10), slice(11, None, 3), slice(12, None)]),
+    fault=st.sampled_from(["nan", "zero", "of another token"]),
+)
+def test_a_part_of_the_rows_cannot_hide_behind_the_median(seed, points, noise, rows, fault):
+    """Such as the first chunk, the first row of each chain, or a second sequence."""
+    states = stream(seed)
+    witness, inputs = witness_of(states, points)
+    generator = torch.Generator().manual_seed(seed + 1)
+    held = {
+        name: state * (1 + noise * torch.randn(state.shape, generator=generator))
+        for name, state in states.items()
+    }
+    delivered = packed(held, inputs)
+    wrong = {"nan": torch.nan, "zero": 0.0, "of another token": delivered.roll(5, 0)[rows]}
+    delivered[rows] = wrong[fault]
+    fit = fit_wiring(witness, inputs, delivered, held)
+    assert fit.verdict == "mismatch"
+    assert "tokens" in str(fit)
+
+
+@settings(deadline=None)
+@given(seed=seeds, points=some)
+def test_the_same_state_in_another_precision_is_no_other_wiring(seed, points):
+    states = stream(seed)
+    witness, inputs = witness_of(states, points)
+    fit = fit_wiring(witness, inputs, packed(states, inputs).bfloat16(), states)
+    assert fit.verdict == "drift"
+
+
+@settings(deadline=None)
 @given(seed=seeds, points=some, rows=st.lists(st.integers(0, TOKENS - 1), max_size=TOKENS, unique=True))
 def test_only_the_rows_delivered_are_judged_and_firsts_are_left_out(seed, points, rows):
     states = stream(seed)
@@ -128,3 +162,21 @@ def test_a_shard_of_the_width_is_refused():
     witness, inputs = witness_of(states, ["post.0", "post.2"])
     with pytest.raises(HeadError, match=r"eats 32 values for each of 24 tokens .* \[24, 16\] was delivered"):
         fit_wiring(witness, inputs, packed(states, inputs)[:, :16], states)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"points": [Point.parse("post.5")]}, r"asked for: post\.5"),
+        ({"points": []}, "asked for: nothing"),
+        ({"rows": torch.arange(-1, TOKENS - 1)}, "rows -1 to 22 of a witness of 24"),
+        ({"rows": torch.arange(1, TOKENS + 1)}, "rows 1 to 24"),
+        ({"states": {"post.0": torch.zeros(3, HIDDEN)}}, "post.0: not one row for each"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(change, message):
+    states = stream(0)
+    witness, inputs = witness_of(states, ["post.0", "post.2"])
+    given = {"points": inputs, "delivered": packed(states, inputs), "states": states, "rows": None} | change
+    with pytest.raises(HeadError, match=message):
+        fit_wiring(witness, **given)

@@ -11,13 +11,14 @@ from typing import Final
 
 from capture_hooks.errors import EngineError
 
-from .flags import Flags, spelling
+from .flags import Flags, named, spelling
 
 #: Settings of the environment that change what SGLang or the plugin does, shown with the command.
 _SHOWN: Final = ("SGLANG_", "SGL_", "CAPTURE_HOOKS_", "CUDA_VISIBLE_DEVICES", "TORCHDYNAMO_DISABLE")
 #: Parts of names whose values are nobody's business.
 _SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _HIDDEN: Final = "***"
+_KEYS: Final = frozenset({"api key", "admin api key", "certificate password"})
 
 #: SGLang's own choice for most families (``arg_groups/speculative_hook.py``, 0.5.23): a chain of 3 drafts.
 _STEPS: Final = 3
@@ -126,12 +127,15 @@ def _same(left: Path, right: Path) -> bool:
 
 def _without_keys(argv: Sequence[str]) -> list[str]:
     shown: list[str] = []
+    secret = False  # the word before was a flag whose value is a key
     for word in argv:
         flag, equals, _ = word.partition("=")
-        if shown and shown[-1] in (spelling("api key"), spelling("admin api key")):
+        if secret:
             shown.append(_HIDDEN)
-        elif equals and flag in (spelling("api key"), spelling("admin api key")):
-            shown.append(f"{flag}={_HIDDEN}")
+            secret = False
+        elif named(flag) in _KEYS:
+            shown.append(f"{flag}={_HIDDEN}" if equals else word)
+            secret = not equals
         else:
             shown.append(word)
     return shown

@@ -24,6 +24,7 @@ _SPELLINGS: Final = MappingProxyType(
         "port": ("--port",),
         "api key": ("--api-key",),
         "admin api key": ("--admin-api-key",),
+        "certificate password": ("--ssl-keyfile-password",),
         "certificate": ("--ssl-certfile",),
         "nodes": ("--nnodes",),
         "config": ("--config",),
@@ -82,13 +83,13 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     found = []
     for word, following in itertools.pairwise([*words, "--"]):
         flag, equals, value = word.partition("=")
-        name = _named(flag)
+        name = named(flag)
         if name is not None:
             found.append((name, value if equals else "" if following.startswith("--") else following))
     return found
 
 
-def _named(flag: str) -> str | None:
+def named(flag: str) -> str | None:
     """The name a flag is read under; argparse takes the beginning of one too."""
     if not flag.startswith("--") or len(flag) < 4:
         return None
@@ -107,5 +108,5 @@ def _from_file(path: Path) -> dict[str, str]:
         raise EngineError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from None
     if not isinstance(read, dict):
         raise EngineError(f"--config {path} holds {type(read).__name__}; SGLang takes flags by name")
-    words = [(_named("--" + str(key).replace("_", "-")), value) for key, value in read.items()]
+    words = [(named("--" + str(key).replace("_", "-")), value) for key, value in read.items()]
     return {name: "" if value is True else str(value) for name, value in words if name and value is not False}

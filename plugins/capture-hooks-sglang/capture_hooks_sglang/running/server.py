@@ -20,16 +20,23 @@ from typing import Any, Final
 from capture_hooks.errors import EngineError
 
 from ..launch import checks
+from ..launch.flags import Flags, spelling
 from ..launch.installed import check_installed
 from ..serving.asked import HANDSHAKE
 from ..serving.handshake import Report, read_reports
 
 #: Seconds between two looks at a server that is starting.
 _LOOK: Final = 0.2
+#: Seconds until it must answer: a large model takes minutes to load.
+_START: Final = 3600.0
 #: Seconds it is given to end by itself.
 _GRACE: Final = 5.0
 #: Last lines of its output that an error shows.
 _LINES: Final = 12
+
+
+#: Flags for a server that others ask.
+_ELSEWHERE: Final = ("certificate", "api key", "admin api key", "nodes", "grpc", "encoder", "host", "port")
 
 
 class GoneError(EngineError):
@@ -84,12 +91,13 @@ class Server:
         Raises:
             EngineError: it ended instead.
         """
+        deadline = time.monotonic() + _START
         while True:
             try:
                 self.info = self.get("/server_info")
                 return
             except GoneError:
-                if not self.alive:
+                if not self.alive or time.monotonic() > deadline:
                     raise
                 time.sleep(_LOOK)
 
@@ -132,6 +140,11 @@ def running(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[Se
     Raises:
         EngineError: it does not start; with the reason that a rank reported, else the end of its output.
     """
+    flags = Flags.read(words)
+    if refused := [spelling(flag) for flag in _ELSEWHERE if flag in flags]:
+        raise EngineError(
+            f"{', '.join(refused)}: this server is asked by plain HTTP on this machine alone; leave it out"
+        )
     with tempfile.TemporaryDirectory(prefix="capture-hooks-sglang-") as name:
         folder = Path(name)
         (folder / "reports").mkdir()

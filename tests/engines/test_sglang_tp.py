@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,8 @@ def test_both_ranks_feed_the_head_what_it_was_trained_on(target, tmp_path, spec,
     with torch.no_grad():
         plain = model.generate(prompt, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
     assert answer[0]["ids"] == plain[0, len(PROMPT) :].tolist()
-    assert answer[0]["rounds"] > 0
+    alone, _, _ = run(folder, tmp_path / "head", tmp_path / "reports-alone", ranks=1)
+    assert answer == alone  # as many rounds too: the same drafts were accepted
 
 
 def test_replicas_prove_it_each(target, tmp_path):
@@ -118,32 +120,50 @@ def test_a_pipeline_is_refused(target, tmp_path):
     assert {report["verdict"] for report in reports} <= {"failed"}
 
 
-#: A plugin of SGLang's own kind that makes rank 1 capture another layer, whatever it is asked.
-FAULT = """
+#: Plugins of SGLang's own kind that do wrong: what they wrap, how, and what must be said of it.
+FAULTS = {
+    "another layer on rank 1": (
+        "capture_hooks_sglang.serving.delivery.choose_route",
+        """
+def fault(original, anatomy, spec, reads):
+    from capture_hooks.spec import CaptureSpec
+    from sglang.srt.runtime_context import get_parallel
+
+    other = CaptureSpec.parse("post.1, post.3, post.4")
+    return original(anatomy, other if get_parallel().tp_rank else spec, reads)
+""",
+        "tensor-parallel ranks capture differently: .* rank 1",
+    ),
+    "a shard's width": (
+        "sglang.srt.layers.logits_processor.LogitsProcessor._get_hidden_states_to_store",
+        """
+def fault(original, *args, **kwargs):
+    stored = original(*args, **kwargs)
+    return None if stored is None else stored[..., : stored.shape[-1] // 2].contiguous()
+""",
+        "is 96 values wide, and 48 were stored in forward mode EXTEND",
+    ),
+}
+ACTIVATE = """
 def activate():
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    def choose(original, anatomy, spec, reads):
-        from capture_hooks.spec import CaptureSpec
-        from sglang.srt.runtime_context import get_parallel
-
-        other = CaptureSpec.parse("post.1, post.3, post.4")
-        return original(anatomy, other if get_parallel().tp_rank else spec, reads)
-
-    HookRegistry.register("capture_hooks_sglang.serving.delivery.choose_route", choose, HookType.AROUND)
+    HookRegistry.register({target!r}, fault, HookType.AROUND)
 """
 
 
-def test_a_rank_that_captures_something_else_is_named(target, tmp_path):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(target, tmp_path, fault):
     model, folder = target
     head = save_a_head(model, "post.1, post.3, post.5", tmp_path / "head")
-    (tmp_path / "fault.py").write_text(FAULT)
+    where, code, message = FAULTS[fault]
+    (tmp_path / "fault.py").write_text(code + ACTIVATE.format(target=where))
     info = tmp_path / "fault-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fault\nVersion: 0.1\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nfault = fault:activate\n")
-    answer, printed, reports = run(folder, head, tmp_path / "reports", PYTHONPATH=str(tmp_path))
+    answer, _, reports = run(folder, head, tmp_path / "reports", PYTHONPATH=str(tmp_path))
     assert answer is None
-    assert "tensor-parallel ranks capture differently" in printed
     assert {report["verdict"] for report in reports} == {"failed"}
-    assert all("rank 1" in report["message"] for report in reports)
+    for report in reports:
+        assert re.search(message, report["message"]), report["message"]

@@ -32,6 +32,15 @@ def packed(states, points):
     return torch.cat([states[str(p)] for p in points], 1)
 
 
+def computed_otherwise(states, noise, seed):
+    """The same states in another precision."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    return {
+        name: state * (1 + noise * torch.randn(state.shape, generator=generator))
+        for name, state in states.items()
+    }
+
+
 seeds = st.integers(0, 999)
 some = st.permutations(NAMES).map(lambda names: names[:3])
 
@@ -41,12 +50,8 @@ some = st.permutations(NAMES).map(lambda names: names[:3])
 def test_the_right_wiring_fits_whatever_the_precision(seed, points, noise):
     states = stream(seed)
     witness, inputs = witness_of(states, points)
-    generator = torch.Generator().manual_seed(seed + 1)
     # One noise for each state, as one precision gives: what is delivered is what the engine holds.
-    held = {
-        name: state * (1 + noise * torch.randn(state.shape, generator=generator))
-        for name, state in states.items()
-    }
+    held = computed_otherwise(states, noise, seed)
     fit = fit_wiring(witness, inputs, packed(held, inputs), held)
     assert fit.verdict == ("matches" if noise <= 1e-6 else "drift")
     assert fit.size <= 3 * noise
@@ -57,11 +62,7 @@ def test_the_right_wiring_fits_whatever_the_precision(seed, points, noise):
 def test_another_state_in_a_slot_is_named(seed, points, noise, data):
     states = stream(seed)
     witness, inputs = witness_of(states, points)
-    generator = torch.Generator().manual_seed(seed + 1)
-    held = {
-        name: state * (1 + noise * torch.randn(state.shape, generator=generator))
-        for name, state in states.items()
-    }
+    held = computed_otherwise(states, noise, seed)
     slot = data.draw(st.integers(0, 2))
     other = data.draw(st.sampled_from([name for name in NAMES if name != points[slot]]))
     fed = [Point.parse(other) if i == slot else point for i, point in enumerate(inputs)]
@@ -119,11 +120,7 @@ def test_a_part_of_the_rows_cannot_hide_behind_the_median(seed, points, noise, r
     """Such as the first chunk, the first row of each chain, or a second sequence."""
     states = stream(seed)
     witness, inputs = witness_of(states, points)
-    generator = torch.Generator().manual_seed(seed + 1)
-    held = {
-        name: state * (1 + noise * torch.randn(state.shape, generator=generator))
-        for name, state in states.items()
-    }
+    held = computed_otherwise(states, noise, seed)
     delivered = packed(held, inputs)
     wrong = {"nan": torch.nan, "zero": 0.0, "of another token": delivered.roll(5, 0)[rows]}
     delivered[rows] = wrong[fault]

@@ -15,6 +15,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from cpu_settings import CPU, SETTINGS
+
 
 def main() -> None:
     for name, value in CPU.items():
@@ -37,25 +39,6 @@ def main() -> None:
             os.waitpid(child, 0)
             answer = result.read_text() if result.exists() else json.dumps({"error": "the process died"})
         print(answer, file=answers, flush=True)
-
-
-CPU = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "SGL_KERNEL_CPU_ATTENTION": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "OMP_NUM_THREADS": "1",
-}
-SETTINGS = {
-    "device": "cpu",
-    "attention_backend": "intel_amx",
-    "dtype": "float32",
-    "max_total_tokens": 1024,
-    "max_running_requests": 4,
-    "disable_cuda_graph": True,
-    "disable_overlap_schedule": True,
-    "skip_tokenizer_init": True,
-    "log_level": "error",
-}
 
 
 def run(case: dict[str, Any], folder: Path) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from capture_hooks.decoding.contract import Answer, Margin
+from capture_hooks.errors import EngineError
 
 from ..launch import checks
 from ..launch.command import compose
+from ..launch.flags import named
 from .server import Server, check_environment, check_reports, running
 
 #: Best tokens whose log-probabilities are compared.
@@ -91,6 +93,11 @@ def _best(answer: Any, at: int) -> dict[int, float]:
 @contextmanager
 def decode(model: Path, head: Path | None, words: Sequence[str]) -> Iterator[SGLangDecoding]:
     """Start SGLang to draft with ``head``; see `capture_hooks.decoding.contract.EngineProvider.decode`."""
+    if any(named(word.partition("=")[0]) == "config" for word in words):
+        raise EngineError(
+            "--config FILE may hold settings of drafting, which the server without a head must not get; give "
+            "the flags themselves"
+        )
     check_environment()
     if head is None:
         line = ["--model-path", str(model), *_without_drafting(words)]

@@ -6,6 +6,7 @@ says what is captured and the head says what is right: the witness decides wheth
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,8 +110,6 @@ def _head(draft: str | None) -> HeadDescription | None:
 
 
 def _config(directory: Path) -> Mapping[str, object]:
-    import json
-
     try:
         read = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from capture_hooks.capture import Anatomy
 from capture_hooks.capture.plan import Plan, lay_out
@@ -123,9 +122,6 @@ class Delivery:
         self._argument = _position_of(self._processor, "aux_hidden_states")
         self._before_norm = _position_of(self._processor, "hidden_states_before_norm")
         self._signature = inspect.signature(self._processor.forward)
-        self._handles: list[RemovableHandle] = []
-        #: Called with every stored tensor and the batch it is of; set by whoever wants to look.
-        self.watch: Callable[[Tensor, Any], None] | None = None
 
     def attach(self) -> None:
         """Make every forward of the target deliver."""
@@ -135,22 +131,15 @@ class Delivery:
         else:
             if hasattr(self._owner, "capture_aux_hidden_states"):
                 self._owner.capture_aux_hidden_states = False
-            keep = self._handles.append
-            keep(self.anatomy.decoder.register_forward_pre_hook(self._begin))
+            self.anatomy.decoder.register_forward_pre_hook(self._begin)
             for index, tap in enumerate(self._plan.taps):
-                place, hook = tap.place, self._tap(index)
-                if place.when == "before":
-                    keep(place.module.register_forward_pre_hook(hook, with_kwargs=True))
+                module, hook = tap.place.module, self._tap(index)
+                if tap.place.when == "before":
+                    module.register_forward_pre_hook(hook, with_kwargs=True)
                 else:
-                    keep(place.module.register_forward_hook(hook, with_kwargs=True))
-        self._handles.append(self._processor.register_forward_pre_hook(self._hand_over, with_kwargs=True))
-        self._handles.append(self._processor.register_forward_hook(self._check, with_kwargs=True))
-
-    def detach(self) -> None:
-        """Remove our hooks (a native list stays as it is)."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+                    module.register_forward_hook(hook, with_kwargs=True)
+        self._processor.register_forward_pre_hook(self._hand_over, with_kwargs=True)
+        self._processor.register_forward_hook(self._check, with_kwargs=True)
 
     # -- hooks ---------------------------------------------------------------------------------------
 
@@ -206,8 +195,6 @@ class Delivery:
                 f"{self.route.spec} is {self.route.width} values wide, and {stored.shape[-1]} were stored "
                 f"in forward mode {expected.mode} (a tensor-parallel shard, or another state)"
             )
-        if self.watch is not None:
-            self.watch(stored, metadata)
 
 
 def logits_processor_of(anatomy: Anatomy) -> tuple[Any, nn.Module]:

@@ -15,8 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import CaptureHooksError, EngineError
 
@@ -248,8 +246,3 @@ def draft_path() -> str | None:
 
     path: str | None = get_spec().speculative_draft_model_path
     return path
-
-
-def served_model(model: nn.Module) -> Served | None:
-    """What is captured of ``model``, if anything."""
-    return _SERVED.get(id(model))

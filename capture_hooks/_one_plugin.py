@@ -23,9 +23,10 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "anatomies": ("match", "describe", "unwrap"),
         "heads": ("config_type", "create", "restore"),
         "conventions": (
-            *("library", "versions", "families", "key", "source", "limits"),
-            *("to_points", "from_points"),
+            *("library", "versions", "families", "key", "source", "limits", "rank", "read_on", "order"),
+            *("to_points", "from_points", "captured", "default"),
         ),
+        "readers": ("library", "versions", "source", "rank", "read_on", "read"),
         "formats": ("recognises",),
         "engines": ("capture", "decode", "serve"),
         "commands": ("function", "help"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .capture.anatomy import AnatomyProvider
     from .cli.contract import Command
-    from .conventions.contract import Convention
+    from .conventions.contract import Convention, Reader
     from .decoding.contract import EngineProvider
     from .heads.contract import HeadProvider
     from .store.contract import DumpFormat
@@ -41,6 +41,11 @@ def capture_hooks_heads() -> Sequence[HeadProvider]:  # type: ignore[empty-body]
 @hookspec
 def capture_hooks_conventions() -> Sequence[Convention]:  # type: ignore[empty-body]
     """What one library's integer layer ids mean."""
+
+
+@hookspec
+def capture_hooks_readers() -> Sequence[Reader]:  # type: ignore[empty-body]
+    """How an engine gets from a draft head's ``config.json`` to captured states."""
 
 
 @hookspec

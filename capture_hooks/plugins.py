@@ -35,7 +35,7 @@ from .errors import PluginError
 if TYPE_CHECKING:
     from .capture.anatomy import AnatomyProvider
     from .cli.contract import Command
-    from .conventions.contract import Convention
+    from .conventions.contract import Convention, Reader
     from .decoding.contract import EngineProvider
     from .heads.contract import HeadProvider
     from .store.contract import DumpFormat
@@ -109,6 +109,11 @@ class Registry:
     def conventions(self) -> Contributions[Convention]:
         """Meanings of integer layer ids, by name."""
         return self._contributions("conventions")
+
+    @property
+    def readers(self) -> Contributions[Reader]:
+        """How engines read a head's ``config.json``, by name."""
+        return self._contributions("readers")
 
     @property
     def formats(self) -> Contributions[DumpFormat]:

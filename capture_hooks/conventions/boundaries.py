@@ -13,14 +13,13 @@ from typing import ClassVar, NoReturn
 
 from ..errors import ConventionError, SpecError
 from ..spec import Point
-from .contract import Convention
+from .contract import Captured, Convention, Order
 
 
 class BoundaryConvention(Convention):
     """Ascending, distinct ids, each naming one boundary from `lowest` to `highest`."""
 
-    #: Whether the library concatenates by depth whatever the order of the ids.
-    sorts: ClassVar[bool] = True
+    order: ClassVar[Order] = "depth"
     #: What the library does with a boundary outside its range, after "which".
     outside: ClassVar[str]
 
@@ -68,7 +67,7 @@ class BoundaryConvention(Convention):
                 self._refuse(
                     points, n_layers, f"{first_at[boundary]} and {point} are one state, captured once"
                 )
-            if self.sorts and any(boundary < before for before in first_at):
+            if self.order == "depth" and any(boundary < before for before in first_at):
                 self._refuse(
                     points,
                     n_layers,
@@ -77,6 +76,28 @@ class BoundaryConvention(Convention):
                 )
             first_at[boundary] = point
         return self.ids(wanted, n_layers)
+
+    def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """As `Convention.captured`: a boundary out of range is left out, one named twice captured once."""
+        found = self.boundaries(self._integers(ids, n_layers), n_layers)
+        quirks, kept = [], []
+        for number, boundary in zip(ids, found, strict=True):
+            if not self.lowest(n_layers) <= boundary <= self.highest(n_layers):
+                quirks.append(f"id {number} is boundary {boundary}, which {self.outside}: left out")
+            elif self.order == "depth" and boundary in kept:
+                quirks.append(f"id {number} names a state that is captured already: captured once")
+            else:
+                kept.append(boundary)
+                if number < 0:
+                    quirks.append(f"id {number} is negative and happens to be boundary {boundary}")
+        if self.order == "depth" and kept != sorted(kept):
+            quirks.append("the states are concatenated by depth, not in the order of the ids")
+            kept.sort()
+        return Captured(tuple(self.point(boundary, n_layers) for boundary in kept), tuple(quirks))
+
+    def default(self, n_layers: int) -> Captured:
+        """As `Convention.default`: EAGLE's own three layers, as far as the model is deep enough."""
+        return eagle_default(self, n_layers)
 
     def _boundary(self, point: Point, points: Sequence[Point], n_layers: int) -> int:
         try:
@@ -91,17 +112,14 @@ class BoundaryConvention(Convention):
         return site.boundary
 
     def _checked_ids(self, ids: Sequence[int], n_layers: int) -> list[int]:
+        self._integers(ids, n_layers)
         for number in ids:
-            if type(number) is not int:  # a bool would count as 0 or 1
-                self._refuse(ids, n_layers, f"{number!r} is not an integer")
             if number < 0:
                 self._refuse(ids, n_layers, f"{number} is negative, and no id counts from the end")
-        if not ids:
-            self._refuse(ids, n_layers, "there are no ids")
         if len(set(ids)) < len(ids):
             twice = next(number for number in ids if list(ids).count(number) > 1)
             self._refuse(ids, n_layers, f"{twice} stands there twice and would be captured once")
-        if self.sorts and sorted(ids) != list(ids):
+        if self.order == "depth" and sorted(ids) != list(ids):
             self._refuse(
                 ids,
                 n_layers,
@@ -110,9 +128,33 @@ class BoundaryConvention(Convention):
             )
         return list(ids)
 
+    def _integers(self, ids: Sequence[int], n_layers: int) -> list[int]:
+        for number in ids:
+            if type(number) is not int:  # a bool would count as 0 or 1
+                self._refuse(ids, n_layers, f"{number!r} is not an integer")
+        if not ids:
+            self._refuse(ids, n_layers, "there are no ids")
+        return list(ids)
+
     def _refuse(self, request: Sequence[object], n_layers: int, why: str) -> NoReturn:
         shown = f"[{', '.join(str(item) for item in request)}]"
         raise ConventionError(
             f"{self.name} ({self.library} {self.versions}, {self.key}): cannot take {shown} "
             f"for a model of {n_layers} layers: {why}"
         )
+
+
+def eagle_default(convention: Convention, n_layers: int, shift: int = 0) -> Captured:
+    """EAGLE's layers, the inputs of 2, n//2 and n-3 (``shift`` deeper), as ``convention`` spells points.
+
+    SafeAILab/EAGLE cb7e084, ``eagle/model/modeling_llama_kv.py:1138``; below seven layers some coincide.
+    """
+    wanted = [2 + shift, n_layers // 2 + shift, n_layers - 3 + shift]
+    kept = sorted({boundary for boundary in wanted if 0 < boundary <= n_layers})
+    quirks: tuple[str, ...] = ("no ids are given: it takes its default layers",)
+    if len(kept) < len(wanted):
+        quirks += (f"in a model of {n_layers} layers only {len(kept)} of the default's three are there",)
+    if isinstance(convention, BoundaryConvention):
+        reach = range(convention.lowest(n_layers), convention.highest(n_layers) + 1)
+        return Captured(tuple(convention.point(k, n_layers) for k in kept if k in reach), quirks)
+    return Captured(tuple(Point.post(k - 1) for k in kept), quirks)

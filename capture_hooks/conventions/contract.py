@@ -1,12 +1,39 @@
-"""What one library's integer layer ids mean, as a two-way and partial map to points."""
+"""What one library's integer layer ids mean, as a two-way and partial map to points; what it does silently.
+
+Three questions, kept apart:
+
+* what do ids *mean* to this library, exactly (`Convention.to_points`, `Convention.from_points`);
+* what would it *do* with ids that it cannot mean exactly, without a word (`Convention.captured`);
+* which ids does one version of one engine find in a head's whole ``config.json`` (`Reader.read`).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from ..spec import Point
+
+#: *verified*: our tests run the library's own code and compare.  *read*: taken from its source.
+Rank = Literal["verified", "read"]
+#: *depth*: states come out by ascending depth, whatever the ids' order.  *listed*: in the ids' own order.
+Order = Literal["depth", "listed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a library captures when it is told some ids.
+
+    Attributes:
+        points: the states, in the order in which it concatenates them.
+        quirks: what it did without a word and the ids do not say, a sentence each: states dropped,
+            duplicates collapsed, order changed, a default taken.  Empty where the ids mean what happens.
+    """
+
+    points: tuple[Point, ...]
+    quirks: tuple[str, ...] = ()
 
 
 class Convention(ABC):
@@ -20,7 +47,7 @@ class Convention(ABC):
     name: ClassVar[str]
     #: Library the ids belong to.
     library: ClassVar[str]
-    #: Versions in which the meaning was verified, e.g. ``"0.5.23"``.
+    #: Versions in which the meaning was established, e.g. ``"0.5.22 to 0.5.23"``; see `versions.Versions`.
     versions: ClassVar[str]
     #: Target ``model_type`` values it holds for; empty means every family not claimed by another.
     families: ClassVar[tuple[str, ...]]
@@ -30,13 +57,20 @@ class Convention(ABC):
     source: ClassVar[str]
     #: What it cannot express, in one sentence.
     limits: ClassVar[str]
+    #: How far the meaning can be trusted, and the day (ISO) on which it was read or first verified.
+    rank: ClassVar[Rank]
+    read_on: ClassVar[str]
+    #: In which order the states are concatenated.
+    order: ClassVar[Order]
+    #: How many states it takes; None for any number.
+    count: ClassVar[int | None] = None
 
     @abstractmethod
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
         """The states a reader of this convention captures, in the order it concatenates them.
 
         Raises:
-            ConventionError: where the library would drop, reorder or invent a state.
+            ConventionError: where the library would fail, or drop, reorder or invent a state.
         """
 
     @abstractmethod
@@ -45,4 +79,64 @@ class Convention(ABC):
 
         Raises:
             ConventionError: where it cannot.
+        """
+
+    @abstractmethod
+    def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """What the library does with ``ids``, meant or not: `to_points` exactly where there are no quirks.
+
+        Raises:
+            ConventionError: where the library itself fails; with how.
+        """
+
+    @abstractmethod
+    def default(self, n_layers: int) -> Captured:
+        """What the library captures when the list is missing.
+
+        Raises:
+            ConventionError: where it refuses, or takes the layers from elsewhere.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What an engine takes from a head's ``config.json``.
+
+    Attributes:
+        convention: name of the convention by which it reads the ids; None where it was refused before.
+        key: where it found them; None where it found none and takes its default layers.
+        ids: what stands there, as the engine takes it.
+        captured: the states it will capture; None where it fails.
+        refusal: how it fails; None where it does not.
+    """
+
+    convention: str | None
+    key: str | None
+    ids: tuple[int, ...] | None
+    captured: Captured | None
+    refusal: str | None = None
+
+
+class Reader(ABC):
+    """How one engine, in some versions, gets from a draft head's ``config.json`` to captured states.
+
+    It knows the engine's order of keys, its fall-backs and its own conventions.
+    """
+
+    #: Unique, e.g. ``"vllm.v1"``.
+    name: ClassVar[str]
+    library: ClassVar[str]
+    versions: ClassVar[str]
+    source: ClassVar[str]
+    rank: ClassVar[Rank]
+    read_on: ClassVar[str]
+
+    @abstractmethod
+    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+        """Total: every config gives states, or a refusal.
+
+        Args:
+            config: the head's whole ``config.json``.
+            family: the target's ``model_type``.
+            n_layers: the target's decoder layers.
         """

@@ -9,6 +9,7 @@ from ..errors import ConventionError
 from ..plugins import registry
 from ..spec import Point
 from .contract import Convention
+from .versions import Versions, release
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +36,33 @@ def convention(name: str) -> Convention:
     return registry().conventions[name]
 
 
-def convention_for(library: str, model_type: str, key: str | None = None) -> Convention:
+def convention_for(
+    library: str, model_type: str, key: str | None = None, version: str | None = None
+) -> Convention:
     """The convention by which ``library`` reads layer ids for targets of ``model_type``.
 
     Args:
         library: such as ``"sglang"``.
         model_type: the target's ``config.model_type``.
         key: where the ids stand, needed when a library has several keys.
+        version: the library's; None for the newest that a convention speaks for.
 
     Raises:
-        ConventionError: none is installed, or several apply.
+        ConventionError: none is installed, none speaks for that version, or several apply.
     """
     known = registry().conventions.values()
-    of_library = [c for c in known if c.library == library and key in (None, c.key)]
-    named = [c for c in of_library if model_type in c.families]
-    found = named or [c for c in of_library if not c.families]
     where = f"{library}'s {key}" if key else library
+    of_library = [c for c in known if c.library == library and key in (None, c.key)]
+    if version is not None and of_library:
+        spoken_for = [c for c in of_library if version in Versions.parse(c.versions)]
+        if not spoken_for:
+            ranges = "; ".join(sorted({c.versions for c in of_library}))
+            raise ConventionError(
+                f"what {where} means in version {version} was not established (versions that were: {ranges})"
+            )
+        of_library = spoken_for
+    named = [c for c in of_library if model_type in c.families]
+    found = _newest(named or [c for c in of_library if not c.families])
     if not found:
         libraries = ", ".join(sorted({c.library for c in known}))
         raise ConventionError(
@@ -77,3 +89,12 @@ def engine_ids(
         return EngineIds(chosen, chosen.from_points(points, n_layers), None)
     except ConventionError as error:
         return EngineIds(chosen, None, str(error))
+
+
+def _newest(found: list[Convention]) -> list[Convention]:
+    """Those that speak for the newest version of their key."""
+
+    def last(candidate: Convention) -> tuple[int, ...]:
+        return Versions.parse(candidate.versions).last or release("99999")
+
+    return [c for c in found if last(c) == max(last(other) for other in found if other.key == c.key)]

@@ -14,7 +14,7 @@ from typing import ClassVar, NoReturn
 from ..errors import ConventionError
 from ..spec import Point
 from .boundaries import BoundaryConvention
-from .contract import Convention
+from .contract import Captured, Convention, Order, Rank
 
 _PIPELINE = "Under pipeline parallelism only layers of the last rank are captured."
 
@@ -23,6 +23,8 @@ class _Sglang(BoundaryConvention):
     library: ClassVar[str] = "sglang"
     versions: ClassVar[str] = "0.5.23"
     key: ClassVar[str] = "eagle_config.eagle_aux_hidden_state_layer_ids"
+    rank: ClassVar[Rank] = "verified"
+    read_on: ClassVar[str] = "2026-11-29"
 
     def lowest(self, n_layers: int) -> int:
         # Boundary 0 would be id -1: it works in some loops by accident, and nothing validates it.
@@ -178,7 +180,19 @@ class SglangNone(Convention):
         "No ids mean anything: SGLang has no EAGLE-3 capture for a model type that no other convention names."
     )
 
+    rank: ClassVar[Rank] = "verified"
+    read_on: ClassVar[str] = "2026-11-29"
+    order: ClassVar[Order] = "depth"
+
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
+        """Never possible."""
+        self._refuse()
+
+    def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """Never possible."""
+        self._refuse()
+
+    def default(self, n_layers: int) -> Captured:
         """Never possible."""
         self._refuse()
 

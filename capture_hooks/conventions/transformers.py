@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from ..spec import Point
 from .boundaries import BoundaryConvention
+from .contract import Captured, Order, Rank
 
 
 class TransformersHiddenStates(BoundaryConvention):
@@ -26,7 +27,9 @@ class TransformersHiddenStates(BoundaryConvention):
         "The un-normed output of the last layer is not among them, unless the model's config sets "
         "tie_last_hidden_states to false, which this convention does not cover."
     )
-    sorts: ClassVar[bool] = False
+    rank: ClassVar[Rank] = "verified"
+    read_on: ClassVar[str] = "2026-11-29"
+    order: ClassVar[Order] = "listed"
     outside = "is not in the tuple: its last entry, hidden_states[n], is final_norm"
 
     def highest(self, n_layers: int) -> int:
@@ -55,6 +58,14 @@ class TransformersHiddenStates(BoundaryConvention):
             self._refuse(points, n_layers, "final_norm stands there twice")
         found = iter(super().from_points(rest, n_layers) if rest or not points else ())
         return [n_layers if point.kind == "final_norm" else next(found) for point in points]
+
+    def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """A tuple is indexed: what is not in it is an IndexError, and nothing happens silently."""
+        return Captured(self.to_points(ids, n_layers))
+
+    def default(self, n_layers: int) -> Captured:
+        """Without ids there is the whole tuple, of which nothing is chosen."""
+        self._refuse([], n_layers, "it is a tuple to choose from, and has no default")
 
 
 class TransformersRecurrentHiddenStates(TransformersHiddenStates):

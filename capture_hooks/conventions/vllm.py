@@ -13,7 +13,7 @@ from typing import ClassVar, NoReturn
 from ..errors import ConventionError
 from ..spec import Point
 from .boundaries import BoundaryConvention
-from .contract import Convention
+from .contract import Captured, Convention, Order, Rank
 
 _PIPELINE = (
     "Under pipeline parallelism some models number layers from their own rank's first. "
@@ -29,6 +29,8 @@ class Vllm(BoundaryConvention):
     versions = "0.33.0"
     families: ClassVar[tuple[str, ...]] = ()
     key = "eagle_aux_hidden_state_layer_ids"
+    rank: ClassVar[Rank] = "verified"
+    read_on: ClassVar[str] = "2026-11-29"
     source: ClassVar[str] = (
         "vllm/model_executor/models/interfaces.py:1640-1650,1751-1770; "
         "v1/worker/gpu_model_runner.py:5190-5224; v1/worker/gpu/spec_decode/eagle/eagle3_utils.py:113-150"
@@ -82,9 +84,21 @@ class VllmManyStreams(Convention):
         "Nothing is expressible: the model carries several streams, and what is captured is a mix of them."
     )
 
+    rank: ClassVar[Rank] = "read"
+    read_on: ClassVar[str] = "2026-11-29"
+    order: ClassVar[Order] = "depth"
+
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
         """Never possible."""
         self._refuse(list(ids))
+
+    def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """Never possible."""
+        self._refuse(list(ids))
+
+    def default(self, n_layers: int) -> Captured:
+        """Never possible."""
+        self._refuse([])
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
         """Never possible."""

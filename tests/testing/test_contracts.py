@@ -51,7 +51,7 @@ class OffByOne(Vllm):
 
 
 class Sorting(Vllm):
-    sorts = False
+    order = "listed"
 
     def ids(self, boundaries: Sequence[int], n_layers: int) -> list[int]:
         return sorted(boundaries)

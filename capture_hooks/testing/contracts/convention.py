@@ -26,7 +26,7 @@ class ConventionContract:
 
     def test_it_says_what_it_is(self) -> None:
         """Reports and errors quote these."""
-        for field in ("name", "library", "versions", "key", "source", "limits"):
+        for field in ("name", "library", "versions", "key", "source", "limits", "rank", "read_on", "order"):
             value = getattr(self.convention, field)
             assert isinstance(value, str), f"{field} is {value!r}, not text"
             assert value.strip(), f"{field} is empty"
@@ -61,6 +61,20 @@ class ConventionContract:
         for n, points in _point_lists():
             respelled = [_respelled(point, n) for point in points]
             assert self._ids(points, n) == self._ids(respelled, n), f"{points} and {respelled}, {n} layers"
+
+    def test_what_it_does_silently_is_told_apart_from_what_ids_mean(self) -> None:
+        """``captured`` has no quirks exactly where ``to_points`` answers, and then the same states."""
+        for n, ids in _id_lists():
+            points = self._points(ids, n)
+            try:
+                captured = self.convention.captured(ids, n)
+            except ConventionError as error:
+                _check_message(error)
+                captured = None
+            meant = captured is not None and not captured.quirks
+            assert meant == (points is not None), f"{ids} for {n} layers mean {points}, and give {captured}"
+            if captured is not None and points is not None:
+                assert _sites(captured.points, n) == _sites(points, n), f"{ids} for {n} layers"
 
     def test_impossible_requests_are_refused(self) -> None:
         """Nothing, and anything that is no layer, is a `ConventionError` and not a guess."""

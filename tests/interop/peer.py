@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 WORKERS = Path(__file__).parent / "workers"
 
 
-class PeerFailed(Exception):
+class PeerError(Exception):
     """The library raised; ``kind`` is the exception's class name."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -40,7 +40,9 @@ class Peer:
         python = interpreter(environment)
         variables = {
             **os.environ,
-            **{"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCHDYNAMO_DISABLE": "1"},
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "TORCHDYNAMO_DISABLE": "1",
             **settings,
         }
         self.process = subprocess.Popen(
@@ -55,7 +57,7 @@ class Peer:
         """What the worker's function returns.
 
         Raises:
-            PeerFailed: it raised.
+            PeerError: it raised.
         """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -66,7 +68,7 @@ class Peer:
             raise RuntimeError(f"the worker ended with {self.process.wait()}")
         answer = json.loads(line)
         if "error" in answer:
-            raise PeerFailed(*answer["error"])
+            raise PeerError(*answer["error"])
         return answer["value"]
 
     def close(self) -> None:

@@ -25,11 +25,12 @@ PEER_specforge   := specforge==0.2.0
 PEER_modelopt    := nvidia-modelopt==0.47.0
 PEER_STAMPS := $(PEERS:%=.venv-%/.installed)
 
-.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers
+.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers interop
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
 	@echo "make sglang  an environment with real SGLang for the CPU (2.5 GB)    make test-sglang  tests in it"
+	@echo "make interop every convention, head and dump against the other libraries' own code (7 GB of environments)"
 	@echo "make bench   ratios against raw hooks, output_hidden_states and plain decoding"
 
 $(BIN)/python:
@@ -48,7 +49,7 @@ demo: $(STAMP)
 	$(BIN)/python examples/smollm2/demo.py
 
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore=tests/interop
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -79,6 +80,9 @@ $(PEER_STAMPS): .venv-%/.installed: tests/interop/environments/%.txt
 	@touch $@
 
 peers: $(PEER_STAMPS)
+
+interop: $(STAMP) $(PEER_STAMPS) $(SGLANG_STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/interop
 
 # The last version whose llama hands on (hidden, residual): its anatomy against transformers, family by family.
 sglang-0.5.21:

@@ -24,6 +24,8 @@ CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
 #: In a folder of its own: servers load every safetensors file beside the config as weights.
 WITNESS: Final = "capture/witness.safetensors"
+#: Bytes of the longest config that is read.
+_LONGEST: Final = 1 << 22
 _OURS: Final = frozenset({CONFIG, WEIGHTS, WITNESS})
 
 
@@ -45,6 +47,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise HeadError(f"{directory} is not a directory; a head is a directory with {CONFIG} and {WEIGHTS}")
     path = directory / CONFIG
     try:
+        if (size := path.stat().st_size) > _LONGEST:
+            raise HeadError(f"{path} has {size} bytes; a head's config stays under {_LONGEST}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HeadError(f"{directory} holds no {CONFIG}: it is not a head, or was copied in part") from None
@@ -52,8 +56,8 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise HeadError(f"{path} cannot be read: {error}") from None
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise HeadError(f"{path} is not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise HeadError(f"{path} is not JSON: {str(error) or 'it is nested too deep'}") from None
     if not isinstance(document, dict):
         raise HeadError(f"{path} holds a JSON {type(document).__name__}; a head's config is an object")
     return document
@@ -120,8 +124,11 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
         HeadError: naming the tensor and how many of its values are not finite.
     """
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            bad = int((~torch.isfinite(tensor)).sum())
+        if not tensor.is_floating_point():
+            continue
+        finite = torch.isfinite(tensor if tensor.element_size() > 1 else tensor.float())  # none for float8
+        if not finite.all():
+            bad = int((~finite).sum())
             raise HeadError(f"{where}: {name} holds {bad} NaN or infinite values of {tensor.numel()}")
 
 

@@ -9,7 +9,18 @@ import pytest
 
 CORE = Path(__file__).parents[1] / "capture_hooks"
 #: From the top down: a room may import those after it.
-ROOMS = ("cli", "diagnosis", "training", "decoding", "heads", "store", "capture", "conventions", "spec")
+ROOMS = (
+    "cli",
+    "launch",
+    "diagnosis",
+    "training",
+    "decoding",
+    "heads",
+    "store",
+    "capture",
+    "conventions",
+    "spec",
+)
 FILES = sorted(path for room in ROOMS for path in (CORE / room).rglob("*.py"))
 
 

@@ -26,7 +26,7 @@ import openai
 import psutil
 import requests
 from capture_hooks_sglang.launch.command import compose
-from capture_hooks_sglang.launch.installed import FEATURES
+from capture_hooks_sglang.launch.installed import SGLANG
 from capture_hooks_sglang.launch.watch import watch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -334,4 +334,4 @@ def test_a_server_without_the_plugin_is_stopped(model, port, capfd):
 
 def test_every_feature_that_an_untested_version_is_judged_by_is_in_this_one():
     package = Path(importlib.util.find_spec("sglang").origin).parent
-    assert [why for feature in FEATURES if (why := feature.lacking(package))] == []
+    assert [why for feature in SGLANG.features if (why := feature.lacking(package))] == []

@@ -6,11 +6,13 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from capture_hooks_sglang.launch import checks, installed
+from capture_hooks_sglang.launch import checks
 from capture_hooks_sglang.launch.command import compose
+from capture_hooks_sglang.launch.installed import SGLANG
 
 from capture_hooks.errors import EngineError, HeadError, ModelError, SpecError
 from capture_hooks.heads import inspect_head
+from capture_hooks.launch.checks import check_port, check_target
 
 HEAD = Path(__file__).parents[3] / "examples" / "smollm2" / "head"
 
@@ -133,32 +135,36 @@ def target(tmp_path, **changes):
 def test_another_target_is_refused(tmp_path, changes, said):
     description = inspect_head(HEAD)
     with pytest.raises(EngineError) as caught:
-        checks.check_target(description, target(tmp_path, **changes))
+        check_target(description, target(tmp_path, **changes))
     assert said in str(caught.value)
     assert str(HEAD) in str(caught.value)
 
 
 def test_its_own_target_is_not_refused_nor_one_inside_a_multimodal_config(tmp_path):
     description = inspect_head(HEAD)
-    checks.check_target(description, target(tmp_path))
+    check_target(description, target(tmp_path))
     text = json.loads((tmp_path / "config.json").read_text())
     vision = {"model_type": "siglip", "num_hidden_layers": 3, "hidden_size": 8, "vocab_size": 5}
     whole = {"model_type": "smolvlm", "vision_config": vision, "text_config": text, "vocab_size": 7}
     (tmp_path / "config.json").write_text(json.dumps(whole))
-    checks.check_target(description, tmp_path)
+    check_target(description, tmp_path)
     whole["text_config"] = {**text, "num_hidden_layers": 31}
     (tmp_path / "config.json").write_text(json.dumps(whole))
     with pytest.raises(EngineError, match="31 layers"):
-        checks.check_target(description, tmp_path)
+        check_target(description, tmp_path)
 
 
 def test_a_target_that_is_none(tmp_path):
     description = inspect_head(HEAD)
     with pytest.raises(ModelError, match="is not a directory"):
-        checks.check_target(description, tmp_path / "nowhere")
+        check_target(description, tmp_path / "nowhere")
     with pytest.raises(ModelError, match="no model that SGLang can serve"):
-        checks.check_target(description, tmp_path)
-    checks.check_target(description, Path("owner/name"))  # on the hub: the server compares
+        check_target(description, tmp_path)
+    check_target(description, Path("owner/name"))  # on the hub: the server compares
+
+
+def check(command):
+    check_port(command.bind, command.port)
 
 
 def test_a_port_in_use():
@@ -169,14 +175,14 @@ def test_a_port_in_use():
         with pytest.raises(
             EngineError, match=rf"port {port} on 127.0.0.1 cannot be had \(Address already in use\)"
         ):
-            checks.check_port(compose(HEAD, Path("m"), ["--port", str(port)]))
-    checks.check_port(compose(HEAD, Path("m"), ["--port", str(port)]))
+            check(compose(HEAD, Path("m"), ["--port", str(port)]))
+    check(compose(HEAD, Path("m"), ["--port", str(port)]))
 
 
 @pytest.mark.parametrize("flags", [["--port", "70000"], ["--host", "192.0.2.1"]])
 def test_an_address_that_cannot_be_had(flags):
     with pytest.raises(EngineError, match="cannot be had"):
-        checks.check_port(compose(HEAD, Path("m"), flags))
+        check(compose(HEAD, Path("m"), flags))
 
 
 def test_a_plugin_that_sglang_is_told_to_leave_out(monkeypatch):
@@ -209,14 +215,14 @@ def test_a_plugin_that_sglang_is_told_to_leave_out(monkeypatch):
     ],
 )
 def test_versions(version, inside):
-    assert installed.tested(version) is inside
+    assert SGLANG.is_tested(version) is inside
 
 
 @pytest.fixture
 def package(tmp_path):
     """Source that defines every feature and nothing else."""
     files = {}
-    for feature in installed.FEATURES:
+    for feature in SGLANG.features:
         outer, _, inner = feature.name.rpartition(".")
         classes = files.setdefault(feature.file, {})
         arguments = ", ".join(feature.arguments or ())
@@ -233,12 +239,12 @@ def package(tmp_path):
 
 
 def test_an_untested_version_that_has_everything_is_a_warning(package):
-    assert installed.judge("0.5.23", package / "nowhere") is None  # tested: not even looked at
-    warning = installed.judge("0.9.9", package)
+    assert SGLANG.judge("0.5.23", package / "nowhere") is None  # tested: not even looked at
+    warning = SGLANG.judge("0.9.9", package)
     assert warning.startswith("SGLang 0.9.9 is outside the versions that were tested (0.5.22 to 0.5.23)")
 
 
-@pytest.mark.parametrize("feature", installed.FEATURES, ids=lambda feature: feature.name)
+@pytest.mark.parametrize("feature", SGLANG.features, ids=lambda feature: feature.name)
 def test_an_untested_version_that_lacks_anything_is_refused(package, feature):
     path = package / feature.file
     whole, inner = path.read_text(), feature.name.rpartition(".")[2]
@@ -258,10 +264,10 @@ def test_an_untested_version_that_lacks_anything_is_refused(package, feature):
     for said, text in changed.items():
         path.write_text(text)
         with pytest.raises(EngineError, match=said):
-            installed.judge("0.9.9", package)
+            SGLANG.judge("0.9.9", package)
     path.unlink()
     with pytest.raises(EngineError, match=f"{feature.file} is not there"):
-        installed.judge("0.9.9", package)
+        SGLANG.judge("0.9.9", package)
 
 
 def test_a_value_of_an_instance_is_found_where_it_begins(package):
@@ -273,13 +279,13 @@ def test_a_value_of_an_instance_is_found_where_it_begins(package):
         )
     )
     assert "self.extend_end" in path.read_text()
-    assert installed.judge("0.9.9", package) is not None
+    assert SGLANG.judge("0.9.9", package) is not None
     path.write_text(path.read_text().replace("self.extend_end:", "self.extend_range:"))
     with pytest.raises(EngineError, match=r"defines no Req\.extend_end"):
-        installed.judge("0.9.9", package)
+        SGLANG.judge("0.9.9", package)
 
 
 def test_a_parameter_with_a_default_is_nobodys_business(package):
     path = package / "srt/runtime_context.py"
     path.write_text(path.read_text().replace("get_spec()", "get_spec(more=1, *, most=2)"))
-    assert installed.judge("0.9.9", package) is not None
+    assert SGLANG.judge("0.9.9", package) is not None

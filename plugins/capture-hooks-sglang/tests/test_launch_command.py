@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from capture_hooks_sglang.launch.command import compose, plain
-from capture_hooks_sglang.launch.flags import Flags
+from capture_hooks_sglang.launch.command import compose, plain, shown
+from capture_hooks_sglang.launch.flags import read_flags
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,8 +91,8 @@ def test_a_flag_that_is_given_is_not_added_again():
 
 def test_a_flag_cut_short_is_read_as_argparse_does():
     assert compose(HEAD, MODEL, ["--por", "7"]).port == 7
-    assert "steps" in Flags.read(["--speculative-num-s", "3"]).given
-    assert "steps" not in Flags.read(["--speculative-num", "3"]).given  # two flags begin so
+    assert "steps" in read_flags(["--speculative-num-s", "3"]).given
+    assert "steps" not in read_flags(["--speculative-num", "3"]).given  # two flags begin so
 
 
 @pytest.mark.parametrize(
@@ -152,11 +152,11 @@ def test_what_is_shown_runs_in_a_shell_and_keeps_secrets():
         "CAPTURE_HOOKS_SPEC": "embed, post.1",
         "HOME": "/home",
     }
-    shown = command.shown(environment)
+    line = shown(command, environment)
     assert command.api_key == "hush"
-    assert "hush" not in shown
-    assert "HOME" not in shown
-    words = shlex.split(shown)
+    assert "hush" not in line
+    assert "HOME" not in line
+    words = shlex.split(line)
     settings = words[: words.index(sys.executable)]
     assert settings == [
         "CAPTURE_HOOKS_SPEC=embed, post.1",

@@ -15,11 +15,12 @@ import time
 from pathlib import Path
 
 import pytest
-from capture_hooks_sglang.launch import watch as watching
-from capture_hooks_sglang.launch.child import group_runs
-from capture_hooks_sglang.launch.command import Command
+from capture_hooks_sglang.launch.watch import watch
 
 from capture_hooks.errors import EngineError
+from capture_hooks.launch import watch as watching
+from capture_hooks.launch.child import group_runs
+from capture_hooks.launch.command import Command
 
 STAND_IN = """
 import http.server, json, os, signal, subprocess, sys, time
@@ -104,7 +105,7 @@ def run(tmp_path, monkeypatch):
         if send is not None:
             threading.Thread(target=_send, args=(note, send), daemon=True).start()
         try:
-            return watching.watch(command, {**os.environ, **(environment or {})}, timeout)
+            return watch(command, {**os.environ, **(environment or {})}, timeout)
         finally:
             assert signal.getsignal(signal.SIGTERM) is before
             group, directory = note.read_text().split()

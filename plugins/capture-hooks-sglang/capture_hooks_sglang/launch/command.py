@@ -5,60 +5,21 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from capture_hooks.errors import EngineError
+from capture_hooks.launch.command import Command, reached_by
+from capture_hooks.launch.command import shown as shown_in_a_shell
+from capture_hooks.launch.flags import Flags
 
-from .flags import Flags, named, spelling
+from .flags import SECRETS, read_flags, spelling
 
 #: Settings of the environment that change what SGLang or the plugin does, shown with the command.
 _SHOWN: Final = ("SGLANG_", "SGL_", "CAPTURE_HOOKS_", "CUDA_VISIBLE_DEVICES", "TORCHDYNAMO_DISABLE")
-#: Parts of names whose values are nobody's business.
-_SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
-_HIDDEN: Final = "***"
-_KEYS: Final = frozenset({"api key", "admin api key", "certificate password"})
-
 #: SGLang's own choice for most families (``arg_groups/speculative_hook.py``, 0.5.23): a chain of 3 drafts.
 _STEPS: Final = 3
 _TREE: Final = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A server's command line, and where it will answer.
-
-    Attributes:
-        argv: the command.
-        scheme: ``http`` or ``https``.
-        host: that clients on this machine reach it by.
-        bind: the address it listens on.
-        port: the port.
-        api_key: that it asks its clients for; empty for none.
-    """
-
-    argv: tuple[str, ...]
-    scheme: str
-    host: str
-    bind: str
-    port: int
-    api_key: str
-
-    @property
-    def url(self) -> str:
-        """Where clients on this machine reach it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
-
-    def shown(self, environment: Mapping[str, str]) -> str:
-        """One line for a shell, with the settings of ``environment`` that matter; keys are left out."""
-        settings = [
-            f"{name}={_HIDDEN if any(part in name for part in _SECRET) else shlex.quote(value)}"
-            for name, value in sorted(environment.items())
-            if name.startswith(_SHOWN)
-        ]
-        return " ".join([*settings, *(shlex.quote(word) for word in _without_keys(self.argv))])
 
 
 def compose(head: Path, model: Path, settings: Sequence[str]) -> Command:
@@ -73,7 +34,7 @@ def compose(head: Path, model: Path, settings: Sequence[str]) -> Command:
         EngineError: the user's flags name another model or head, ask for a server whose life cannot be
             followed from here, or hold no number where one belongs.
     """
-    flags = Flags.read(settings)
+    flags = read_flags(settings)
     for name, path in (("model", model), ("draft", head)):
         other = flags.text(name, str(path))
         if not _same(Path(other), path):
@@ -96,11 +57,16 @@ def compose(head: Path, model: Path, settings: Sequence[str]) -> Command:
     return Command(
         argv=(sys.executable, "-m", "sglang.launch_server", *added, *settings),
         scheme="https" if "certificate" in flags else "http",
-        host={"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(bind, bind),
+        host=reached_by(bind),
         bind=bind,
         port=flags.number("port", 30000),
         api_key=flags.text("api key", ""),
     )
+
+
+def shown(command: Command, environment: Mapping[str, str]) -> str:
+    """One line for a shell, with the settings of ``environment`` that matter; keys are left out."""
+    return shown_in_a_shell(command.argv, environment, _SHOWN, SECRETS)
 
 
 def plain(head: Path, model: Path) -> str:
@@ -123,19 +89,3 @@ def _check_kind(flags: Flags) -> None:
 
 def _same(left: Path, right: Path) -> bool:
     return left == right or left.resolve() == right.resolve()
-
-
-def _without_keys(argv: Sequence[str]) -> list[str]:
-    shown: list[str] = []
-    secret = False  # the word before was a flag whose value is a key
-    for word in argv:
-        flag, equals, _ = word.partition("=")
-        if secret:
-            shown.append(_HIDDEN)
-            secret = False
-        elif named(flag) in _KEYS:
-            shown.append(f"{flag}={_HIDDEN}" if equals else word)
-            secret = not equals
-        else:
-            shown.append(word)
-    return shown

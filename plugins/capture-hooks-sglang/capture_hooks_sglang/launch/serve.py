@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from capture_hooks.launch.checks import check_port, check_target
+
 from . import checks
-from .command import compose
-from .installed import check_installed
+from .command import compose, shown
+from .installed import SGLANG
 from .watch import watch
 
 
@@ -22,11 +24,11 @@ def serve(head: Path, model: Path, settings: Sequence[str], start_timeout: float
     asked = checks.check_head(head, model, os.environ)
     command = compose(head, model, settings)
     assert asked.head is not None
-    checks.check_target(asked.head, model)
-    warning = check_installed()
+    check_target(asked.head, model)
+    warning = SGLANG.check_installed()
     checks.check_plugin_loads(os.environ)
-    checks.check_port(command)
+    check_port(command.bind, command.port)
     if warning is not None:
         print(f"warning: {warning}", file=sys.stderr, flush=True)
-    print(command.shown(os.environ), flush=True)
+    print(shown(command, os.environ), flush=True)
     return watch(command, os.environ, start_timeout)

@@ -13,13 +13,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from capture_hooks.errors import EngineError
+from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.contract import SequenceError, SequenceStates
 
-from ..launch.flags import Flags
+from ..launch.flags import read_flags
 from ..serving.asked import SPEC, SPOOL
 from ..serving.spooled import Rows, SpoolId
-from .server import GoneError, Server, check_environment, check_reports, running
+from .server import check_environment, check_reports, running
 
 #: Most sequences under way at a time, and how many full batches of tokens.
 IN_FLIGHT: Final = 128
@@ -44,13 +45,13 @@ class SGLangCapture:
     @property
     def version(self) -> str:
         """SGLang's."""
-        return str(self._server.setting("version"))
+        return str(self._server.info.get("version"))
 
     @property
     def batch_tokens(self) -> int:
         """Most tokens in one forward."""
-        chunk = int(self._server.setting("chunked_prefill_size") or 0)
-        return chunk if chunk > 0 else int(self._server.setting("max_prefill_tokens"))
+        chunk = int(self._server.info.get("chunked_prefill_size") or 0)
+        return chunk if chunk > 0 else int(self._server.info["max_prefill_tokens"])
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -58,7 +59,7 @@ class SGLangCapture:
         import torch
 
         names = ("device", "attention_backend", "dtype", "quantization", "tp_size", "dp_size")
-        told = {name: self._server.setting(name) for name in names}
+        told = {name: self._server.info.get(name) for name in names}
         return {"torch": torch.__version__} | {k: str(v) for k, v in told.items() if v is not None}
 
     def states(self, sequences: Sequence[Sequence[int]]) -> Iterator[SequenceStates]:
@@ -153,7 +154,7 @@ def command_line(model: Path, words: Sequence[str]) -> list[str]:
     Raises:
         EngineError: they name another model.
     """
-    if "model" in (flags := Flags.read(words)):
+    if "model" in (flags := read_flags(words)):
         raise EngineError(f"--model {model} and {flags.text('model', '')}: name the model once, before --")
     ours = ["--model-path", str(model), "--skip-tokenizer-init"]
     if (context := _context_of(model)) is not None:

@@ -11,11 +11,13 @@ from typing import Any, Final
 
 from capture_hooks.decoding.contract import Answer, Margin
 from capture_hooks.errors import EngineError
+from capture_hooks.launch.checks import check_target
+from capture_hooks.launch.server import Server
 
 from ..launch import checks
 from ..launch.command import compose
 from ..launch.flags import named
-from .server import Server, check_environment, check_reports, running
+from .server import check_environment, check_reports, running
 
 #: Best tokens whose log-probabilities are compared.
 _BEST: Final = 20
@@ -32,7 +34,7 @@ class SGLangDecoding:
     @property
     def version(self) -> str:
         """SGLang's."""
-        return str(self._server.setting("version"))
+        return str(self._server.info.get("version"))
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -41,18 +43,18 @@ class SGLangDecoding:
         if self._drafts:
             names += ["speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk"]
             names += ["speculative_num_draft_tokens"]
-        told = {name: self._server.setting(name) for name in names}
+        told = {name: self._server.info.get(name) for name in names}
         return {name: str(value) for name, value in told.items() if value is not None}
 
     @property
     def depth(self) -> int:
         """Drafted tokens on the longest path of a round."""
-        return int(self._server.setting("speculative_num_steps")) if self._drafts else 0
+        return int(self._server.info["speculative_num_steps"]) if self._drafts else 0
 
     @property
     def drafted(self) -> int:
         """Drafted tokens verified in a round; the first of SGLang's is the target's own."""
-        return int(self._server.setting("speculative_num_draft_tokens")) - 1 if self._drafts else 0
+        return int(self._server.info["speculative_num_draft_tokens"]) - 1 if self._drafts else 0
 
     def answer(self, prompt: Sequence[int], max_new_tokens: int) -> Answer:
         """Answer one prompt greedily."""
@@ -104,7 +106,7 @@ def decode(model: Path, head: Path | None, words: Sequence[str]) -> Iterator[SGL
     else:
         asked = checks.check_head(head, model, os.environ)
         assert asked.head is not None
-        checks.check_target(asked.head, model)
+        check_target(asked.head, model)
         line = list(compose(head, model, words).argv[3:])  # behind ``python -m sglang.launch_server``
     # A second answer to the same prompt must cost what the first did.
     fixed = ["--disable-radix-cache", "--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "error"]

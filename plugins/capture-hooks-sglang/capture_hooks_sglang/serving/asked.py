@@ -11,24 +11,19 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, cast, get_args
+from typing import Final
 
 from capture_hooks.errors import EngineError, HeadError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
+from capture_hooks.launch.reports import Verify, verify_of
 from capture_hooks.spec import CaptureSpec, Point
 
 logger = logging.getLogger(__name__)
 
 #: Capture these points, in this order, whatever the head says.
 SPEC: Final = "CAPTURE_HOOKS_SPEC"
-#: What a witness that does not fit does: nothing, a warning, or refusing to serve.
-VERIFY: Final = "CAPTURE_HOOKS_VERIFY"
-#: A directory where every rank reports what it captures and how the witness fits.
-HANDSHAKE: Final = "CAPTURE_HOOKS_HANDSHAKE"
 #: A directory where captured rows are left for ``capture-hooks dump``.
 SPOOL: Final = "CAPTURE_HOOKS_SPOOL"
-
-Verify = Literal["off", "warn", "strict"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +70,21 @@ def what_is_asked(environment: Mapping[str, str], draft: str | None) -> Asked | 
         HeadError: a head that contradicts itself, or whose section this version cannot read.
         EngineError: a setting with another value than it takes; points that do not fit the head.
     """
-    verify = environment.get(VERIFY, "strict")
-    if verify not in get_args(Verify):
-        raise EngineError(f"{VERIFY} is {verify!r}; it takes {', '.join(get_args(Verify))}")
+    verify = verify_of(environment)
     head = _head(draft)
     text = environment.get(SPEC)
     if text is None:
         if head is None:
             return None
         spec = CaptureSpec(inputs=head.file_inputs, target=_spec(head).target)
-        return Asked(spec, head, cast(Verify, verify), f"the head {head.directory}")
+        return Asked(spec, head, verify, f"the head {head.directory}")
     spec = CaptureSpec.parse(text)
     if head is not None and len(spec) != len(head.file_inputs):
         raise EngineError(
             f"{SPEC} asks for {len(spec)} points ({spec}), and the head {head.directory} eats "
             f"{len(head.file_inputs)} ({', '.join(map(str, head.file_inputs))})"
         )
-    return Asked(spec, head, cast(Verify, verify), SPEC)
+    return Asked(spec, head, verify, SPEC)
 
 
 def _head(draft: str | None) -> HeadDescription | None:

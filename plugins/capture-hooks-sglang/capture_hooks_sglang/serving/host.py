@@ -17,11 +17,11 @@ from typing import Any
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import CaptureHooksError, EngineError
+from capture_hooks.launch.reports import HANDSHAKE, Outcome, Report, directory_of
 
-from .asked import HANDSHAKE, SPOOL, Asked, what_is_asked
+from .asked import SPOOL, Asked, what_is_asked
 from .delivery import Delivery
 from .draft import attach_draft_check, lend_embedding
-from .handshake import Outcome, Report, directory_of
 from .limits import check_server
 from .proof import prove
 from .spooling import configure_spool, forget_aborted, open_spool

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from capture_hooks.launch.reports import directory_of
+
 from .asked import SPOOL, Asked
-from .handshake import directory_of
 from .limits import check_spooling
 from .spool import Spool
 

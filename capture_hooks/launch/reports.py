@@ -1,4 +1,4 @@
-"""What each scheduler rank reports: silence is not success, since SGLang swallows a plugin's exceptions."""
+"""What each rank of a server reports: silence is not success, since an engine may swallow a plugin's errors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from capture_hooks.diagnosis import Verdict
+from ..diagnosis import Verdict
+from ..errors import EngineError
 
+#: What a witness that does not fit does: nothing, a warning, or refusing to serve.
+VERIFY: Final = "CAPTURE_HOOKS_VERIFY"
+#: A directory where every rank reports what it captures and how the witness fits.
+HANDSHAKE: Final = "CAPTURE_HOOKS_HANDSHAKE"
+
+Verify = Literal["off", "warn", "strict"]
 #: A witness's verdict, or that there was none to show, or that it never came to it.
 Outcome = Verdict | Literal["unverified", "failed"]
 
@@ -29,6 +36,7 @@ class Report(BaseModel):
         reason: why not native.
         verdict: of the witness; *unverified* without one, *failed* where it never came to it.
         message: the reasons, one path or slot a line.
+        ranks: how many there are in the replica, where the rank knows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -42,6 +50,7 @@ class Report(BaseModel):
     reason: str
     verdict: Outcome
     message: str
+    ranks: int | None = None
 
     def write(self, directory: Path) -> None:
         """Leave the report in ``directory``, whole or not at all."""
@@ -66,3 +75,15 @@ def directory_of(environment: Mapping[str, str], name: str) -> Path | None:
     """The directory a setting names, if it does."""
     value: Any = environment.get(name)
     return Path(value) if value else None
+
+
+def verify_of(environment: Mapping[str, str]) -> Verify:
+    """What `VERIFY` asks for; *strict* where it is not set.
+
+    Raises:
+        EngineError: another value than it takes.
+    """
+    value = environment.get(VERIFY, "strict")
+    if value not in get_args(Verify):
+        raise EngineError(f"{VERIFY} is {value!r}; it takes {', '.join(get_args(Verify))}")
+    return cast(Verify, value)

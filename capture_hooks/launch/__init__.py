@@ -1,0 +1,1 @@
+"""An engine as a program of its own: its flags, its command line, its life, and what it must report."""

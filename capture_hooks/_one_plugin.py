@@ -24,7 +24,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "heads": ("config_type", "create", "restore"),
         "conventions": (
             *("library", "versions", "families", "key", "source", "limits", "rank", "read_on", "order"),
-            *("to_points", "from_points", "captured", "default"),
+            *("count", "primary", "overrides", "to_points", "from_points", "captured", "default"),
         ),
         "readers": ("library", "versions", "source", "rank", "read_on", "read"),
         "formats": ("recognises",),

@@ -11,6 +11,8 @@ import typer
 from ..plugins import registry
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .contract import Command
 
 
@@ -27,6 +29,7 @@ def plugins(
     """List the installed plugins and what each adds; exit with 1 when one is broken."""
     installed = registry()
     unusable = {name: why for name, command in installed.commands.items() if (why := unfit(command))}
+    overrides = {name: c.overrides for name, c in installed.conventions.items() if c.overrides is not None}
     if as_json:
         report = {
             "plugins": [
@@ -38,6 +41,7 @@ def plugins(
                 }
                 for plugin in installed.plugins
             ],
+            "overrides": overrides,
             "broken": [asdict(plugin) for plugin in installed.broken],
             "unusable_commands": unusable,
         }
@@ -46,13 +50,18 @@ def plugins(
         for plugin in installed.plugins:
             print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
             for kind, names in plugin.adds.items():
-                print(f"    {kind}: {', '.join(names)}")
+                shown = [_with_override(name, overrides) if kind == "conventions" else name for name in names]
+                print(f"    {kind}: {', '.join(shown)}")
         for broken in installed.broken:
             print(f"BROKEN  {broken}")
         for name, why in unusable.items():
             print(f"BROKEN  command {name!r}: {why}")
     if installed.broken or unusable:
         raise typer.Exit(1)
+
+
+def _with_override(name: str, overrides: Mapping[str, str]) -> str:
+    return f"{name} (replaces {overrides[name]})" if name in overrides else name
 
 
 def unfit(command: Command) -> str | None:

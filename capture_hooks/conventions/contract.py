@@ -64,6 +64,10 @@ class Convention(ABC):
     order: ClassVar[Order]
     #: How many states it takes; None for any number.
     count: ClassVar[int | None] = None
+    #: Whether ids of this library are these where no key is named: its EAGLE-3 list, one key per library.
+    primary: ClassVar[bool] = True
+    #: Name of a convention of the same library and key that this one replaces wherever one is looked up.
+    overrides: ClassVar[str | None] = None
 
     @abstractmethod
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:

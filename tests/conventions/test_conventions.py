@@ -251,9 +251,9 @@ def test_lookup_prefers_the_family_and_falls_back_to_the_rest() -> None:
 
 
 def test_lookup_names_what_there_is() -> None:
-    with pytest.raises(ConventionError, match=r"no convention is installed for tgi and 'llama'.*sglang"):
+    with pytest.raises(ConventionError, match=r"no library 'tgi' is known.*sglang"):
         convention_for("tgi", "llama")
-    with pytest.raises(ConventionError, match=r"sglang's no\.such\.key"):
+    with pytest.raises(ConventionError, match=r"no key of sglang 'no\.such\.key' is known"):
         convention_for("sglang", "llama", key="no.such.key")
     with pytest.raises(PluginError, match=r"did you mean 'sglang\.llama'"):
         convention("sglang.lama")

@@ -24,9 +24,12 @@ def installed_engine(name: str) -> EngineProvider:
     Raises:
         PluginError: there is none; with those there are.
     """
-    from ..plugins import registry
+    from ..plugins import MissingPluginError, registry
 
-    return registry().engines[name]
+    try:
+        return registry().engines[name]
+    except MissingPluginError as error:
+        raise MissingPluginError(f"{error}\n{EMBEDDED!r} needs no plugin") from None
 
 
 def target_path(model: str) -> Path:

@@ -118,6 +118,17 @@ def test_a_users_error_is_its_message_and_exit_1(plugin: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_an_engine_that_is_not_there_is_told_those_that_are(tmp_path: Path) -> None:
+    words = ("--model", str(tmp_path), "--head", str(tmp_path), "--data", "chats.jsonl", "--engine", "acme")
+    done = run("eval", *words, **ALONE)
+    assert done.returncode == 1
+    lines = done.stderr.strip().splitlines()
+    assert lines == [
+        "error: nothing named 'acme' among the installed engines: there are none",
+        "'embedded' needs no plugin",
+    ]
+
+
 def test_a_plugins_command_runs_and_is_listed(plugin: Path) -> None:
     assert run("greet", "you", "--loud", **only(plugin)).stdout == "YOU\n"
     listed = run("--help", **only(plugin))

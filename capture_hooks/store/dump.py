@@ -143,7 +143,11 @@ class Dump(Sequence[StoredSequence]):
             first, last = self.manifest.columns[self.manifest.target_input]
             target = states[:, first:last]
         return StoredSequence(
-            states, target, shard.token_ids[rows], shard.loss_mask[rows], shard.argmax[rows]
+            states,
+            target,
+            shard.token_ids[rows],
+            shard.loss_mask[rows],
+            None if shard.argmax is None else shard.argmax[rows],
         )
 
 
@@ -153,14 +157,15 @@ def _check_tensors(path: Path, shard: ShardTensors, manifest: Manifest, lengths:
     states = DTYPES[manifest.dtype]
     expected = {
         "states": ((rows, sum(manifest.widths)), states),
-        "target": ((rows, manifest.target_width), states) if manifest.target_input is None else None,
+        "target": ((rows, manifest.target_width), states),
         "token_ids": ((rows,), torch.int64),
         "loss_mask": ((rows,), torch.bool),
         "argmax": ((rows,), torch.int64),
         "starts": ((len(lengths) + 1,), torch.int64),
     }
-    for name, wanted in expected.items():
+    for name, shape_and_dtype in expected.items():
         tensor = getattr(shard, name)
+        wanted = None if name in manifest.absent else shape_and_dtype
         found = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
         if found != wanted:
             raise StoreError(f"{path} is damaged: {name} is {found}, the manifest says {wanted}")

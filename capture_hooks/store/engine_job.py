@@ -101,6 +101,7 @@ class EngineDumpJob(Writing):
             tensors.states[rows] = states.inputs
             if tensors.target is not None:
                 tensors.target[rows] = states.target
+            assert tensors.argmax is not None
             tensors.argmax[rows] = states.argmax
             yield len(states.inputs)
 

@@ -56,6 +56,7 @@ class Captured:
             if shard.target is not None:
                 assert self.target is not None
                 shard.target[rows] = self.target[row, :length]
+            assert shard.argmax is not None
             shard.argmax[rows] = self.argmax[at : at + length]
             at += length
 

@@ -55,6 +55,7 @@ class DumpJob(Writing):
         anatomy = find_anatomy(model)
         self._target = Target(model, spec, anatomy)
         self._lengths = [len(example) for example in examples]
+        self._batch_tokens = batch_tokens
         check_examples(examples, anatomy.vocab_size, context_length(anatomy.model))
         fingerprint = TargetFingerprint.of(anatomy)
         stored = stored_dtype(fingerprint.dtype if dtype is None else dtype)
@@ -82,7 +83,7 @@ class DumpJob(Writing):
         """Capture one shard; yields the tokens of each batch."""
         starts = dict(zip(shard, tensors.starts.tolist(), strict=False))
         waiting: tuple[list[int], Captured] | None = None
-        for batch in plan_batches(self._lengths, shard, self.manifest.batch_tokens):
+        for batch in plan_batches(self._lengths, shard, self._batch_tokens):
             captured = self._target.capture([self._examples[i].token_ids for i in batch])
             # One behind: an accelerator works on this batch while the last one is unpacked.
             if waiting is not None:
@@ -94,7 +95,7 @@ class DumpJob(Writing):
 
     def _seconds_per_token(self) -> float:
         longest = max(self._examples[:64], key=len).token_ids[:PROBE_TOKENS]
-        batch = [longest] * max(1, min(PROBE_TOKENS, self.manifest.batch_tokens) // len(longest))
+        batch = [longest] * max(1, min(PROBE_TOKENS, self._batch_tokens) // len(longest))
         with self._target.session:
             self._target.capture([longest[:8]])
             started = time.perf_counter()

@@ -112,7 +112,14 @@ class Manifest(_Frozen):
     shard_tokens: int = Field(
         ge=1, description="a shard is closed before it would hold more tokens than this"
     )
-    batch_tokens: int = Field(ge=1, description="most tokens, padding included, in one forward pass")
+    batch_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="most tokens, padding included, in one forward pass; null where that is not known",
+    )
+    argmax: bool = Field(
+        default=True, description="whether the target's greedy next tokens are stored beside its states"
+    )
     shards: tuple[ShardRecord, ...] = ()
 
     @property
@@ -150,10 +157,16 @@ class Manifest(_Frozen):
         return tuple((end - width, end) for end, width in zip(ends, self.widths, strict=True))
 
     @property
+    def absent(self) -> frozenset[str]:
+        """Names of the tensors that its shards do not have."""
+        missing = {"target": self.target_input is not None, "argmax": not self.argmax}
+        return frozenset(name for name, is_missing in missing.items() if is_missing)
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of one token on disk, without the file's header."""
         stored = sum(self.widths) + (self.target_width if self.target_input is None else 0)
-        return stored * (4 if self.dtype == "float32" else 2) + 8 + 8 + 1
+        return stored * (4 if self.dtype == "float32" else 2) + 8 + (8 if self.argmax else 0) + 1
 
     @classmethod
     def read(cls, directory: Path) -> Self:
@@ -202,7 +215,7 @@ class Manifest(_Frozen):
         yield from (f"target model: {text}" for text in self.fingerprint.differences(other.fingerprint))
         if self.data.digest != other.data.digest:
             yield f"data: {self.data} here, {other.data} there"
-        for name in ("dtype", "engine", "shard_tokens", "batch_tokens", "widths", "target_width"):
+        for name in ("dtype", "engine", "shard_tokens", "batch_tokens", "widths", "target_width", "argmax"):
             here, there = getattr(self, name), getattr(other, name)
             if here != there:
                 yield f"{name}: {here} here, {there} there"

@@ -11,7 +11,7 @@ from typing import Self
 from ..errors import StoreError
 from .files import LOCK, UNFINISHED, locked, refused
 from .manifest import MANIFEST, Manifest, ShardRecord
-from .shard import ShardTensors, StoredSequence, check_file, write_shard
+from .shard import ShardTensors, StoredSequence, check_file, columns_of, write_shard
 
 
 class DumpWriter:
@@ -58,11 +58,12 @@ class DumpWriter:
         Raises:
             StoreError: the system refused; the shards before this one are intact.
         """
-        if not isinstance(shard, ShardTensors):
-            shard = ShardTensors.of(shard, target_is_input=self.manifest.target_input is not None)
+        if isinstance(shard, ShardTensors):
+            columns, lengths = shard.columns(), shard.lengths
+        else:
+            columns, lengths = columns_of(shard, self.manifest.absent), tuple(map(len, shard))
         name = f"shard-{len(self.manifest.shards):05d}.safetensors"
-        digest, size = write_shard(self.directory / name, shard)
-        lengths = shard.lengths
+        digest, size = write_shard(self.directory / name, columns)
         record = ShardRecord(
             file=name, sha256=digest, bytes=size, sequences=len(lengths), tokens=sum(lengths), lengths=lengths
         )

@@ -44,8 +44,9 @@ class DumpSequences:
             "target": stored.target[rows],
             "token_ids": stored.token_ids[rows],
             "loss_mask": stored.loss_mask[rows],
-            "argmax": stored.argmax[rows],
         }
+        if stored.argmax is not None:
+            piece["argmax"] = stored.argmax[rows]
         for name in ("states", "target"):
             bad = (~torch.isfinite(piece[name])).nonzero()
             if len(bad):

@@ -1,0 +1,124 @@
+"""Tensors into a safetensors file that is never held: gathered, hashed and written a few MiB at a time.
+
+Hashing runs beside writing in a thread of its own, over the same few buffers while a cache still holds them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import BinaryIO, Final, Self
+
+import torch
+from torch import Tensor
+
+#: A file's tensors by name, in its order, each as pieces that lie end to end along the first axis.
+Columns = Mapping[str, Sequence[Tensor]]
+
+CODES: Final = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.bool: "BOOL",
+}
+_CHUNK: Final = 2 * 2**20
+#: Chunks that may wait to be hashed; one more is being filled.
+_WAITING: Final = 2
+
+
+class TensorStream:
+    """Bytes and tensors, one after the other, into a file and into a hash.
+
+    Args:
+        file: where to write.
+        update: fed every byte in order, from another thread; None for no hash.
+    """
+
+    def __init__(self, file: BinaryIO, update: Callable[[memoryview], None] | None = None) -> None:
+        self._file = file
+        self._update = update
+        self._thread = ThreadPoolExecutor(1, "hash") if update is not None else None
+        self._hashing: deque[Future[None]] = deque()
+        self._spare: list[Tensor] = []
+        self._used = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wait(0)
+        if self._thread is not None:
+            self._thread.shutdown()
+
+    def put(self, data: bytes | Tensor) -> int:
+        """Append bytes, or a CPU tensor's values in row-major order; returns how many bytes.
+
+        A tensor that is not contiguous is gathered chunk by chunk.  One that is must not change before the
+        stream is closed.
+        """
+        if isinstance(data, bytes):
+            return self._write(memoryview(data))
+        if data.is_contiguous():
+            whole = view(data)
+            return sum(self._write(whole[at : at + _CHUNK]) for at in range(0, len(whole), _CHUNK))
+        row = data[0].numel() * data.element_size()
+        return sum(self._gather(rows) for rows in torch.split(data, max(1, _CHUNK // row)))
+
+    def _gather(self, rows: Tensor) -> int:
+        needed = rows.numel() * rows.element_size()
+        if not self._spare or self._spare[0].numel() < needed:
+            self._wait(0)
+            self._spare = [torch.empty(max(needed, _CHUNK), dtype=torch.uint8) for _ in range(_WAITING + 1)]
+        buffer = self._spare[self._used][:needed]
+        self._used = (self._used + 1) % len(self._spare)
+        buffer.view(rows.dtype).view(rows.shape).copy_(rows)
+        return self._write(view(buffer))
+
+    def _write(self, part: memoryview) -> int:
+        if self._thread is not None and self._update is not None:
+            self._hashing.append(self._thread.submit(self._update, part))
+        self._file.write(part)
+        self._wait(_WAITING)
+        return len(part)
+
+    def _wait(self, left: int) -> None:
+        while len(self._hashing) > left:
+            self._hashing.popleft().result()
+
+
+def write_columns(stream: TensorStream, columns: Columns) -> int:
+    """A whole safetensors file; returns its size in bytes."""
+    header: dict[str, object] = {}
+    at = 0
+    for name, pieces in columns.items():
+        first = pieces[0]
+        shape = [sum(len(piece) for piece in pieces), *first.shape[1:]]
+        size = sum(piece.numel() for piece in pieces) * first.element_size()
+        header[name] = {"dtype": CODES[first.dtype], "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    written = stream.put(len(text).to_bytes(8, "little") + text)
+    return written + sum(stream.put(piece) for piece in _pieces(columns))
+
+
+def _pieces(columns: Columns) -> Iterator[Tensor]:
+    for pieces in columns.values():
+        yield from pieces
+
+
+def view(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, not copied (and without numpy, which torch does not require)."""
+    if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        raise ValueError(f"only a contiguous CPU tensor is bytes, not {tensor.stride()} on {tensor.device}")
+    if not tensor.numel():
+        return memoryview(b"")
+    array = ctypes.c_char * (tensor.numel() * tensor.element_size())
+    return memoryview(array.from_address(tensor.data_ptr())).cast("B")

@@ -1,0 +1,76 @@
+"""``capture-hooks explain``: what a head, its ids or a dump mean, and what each engine will do with them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("explain")(explain)
+
+
+def explain(
+    subject: Annotated[
+        str | None,
+        typer.Argument(metavar="[HEAD|DUMP]", help="A head's directory in any layout, or a dump's."),
+    ] = None,
+    ids: Annotated[
+        str | None, typer.Option(help="Bare layer ids, such as 2,30,58; of a dump, those it was made with.")
+    ] = None,
+    written_for: Annotated[
+        str | None, typer.Option(help="The convention, or library, by whose rule the ids were written.")
+    ] = None,
+    spec: Annotated[
+        str | None, typer.Option(help="The states it was trained on, such as 'post.2, post.30, post.58'.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The target: a directory or hub id; only its config is read.")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="The target's model_type, without --target.")] = None,
+    layers: Annotated[int | None, typer.Option(help="The target's layers, without --target.")] = None,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="Must agree: sglang, vllm.v1, sglang==0.5.21; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say which states each engine will feed a head, and whether it was trained on them.
+
+    Exit code 0: every --engine agrees; without --engine, the files themselves are in order.
+    """
+    from ..diagnosis.explain import Asked, agrees
+    from ..diagnosis.explain import explain as explained
+    from ..spec import CaptureSpec
+
+    asked = Asked(
+        target=target,
+        family=family,
+        layers=layers,
+        written_for=written_for,
+        spec=None if spec is None else CaptureSpec.parse(spec),
+    )
+    if subject is None and ids is None:
+        raise typer.BadParameter("give a head's or a dump's directory, or --ids")
+    report = explained(subject, None if ids is None else _numbers(ids), asked)
+    good = agrees(report, engine or [])
+    if as_json:
+        print(json.dumps(report.to_json(), indent=2))
+    else:
+        from ._explain_view import show
+
+        show(report)
+    if not good:
+        raise typer.Exit(1)
+
+
+def _numbers(text: str) -> list[int]:
+    """Integers separated by commas or blanks, in brackets or not."""
+    words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]")) if word]
+    if not words or any(not re.fullmatch(r"-?\d{1,9}", word, re.ASCII) for word in words):
+        raise typer.BadParameter(f"{text!r} is no list of integers such as 2,30,58", param_hint="--ids")
+    return [int(word) for word in words]

@@ -1,0 +1,30 @@
+"""What a dump says of itself, and what it does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..report import Finding, Row
+from ..subject import Subject
+
+
+def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
+    """Its description: one finding for each fact."""
+    if subject.dump is None:
+        return
+    for name, value in subject.dump.says:
+        yield Finding(
+            check="dump.says",
+            severity="note",
+            what=f"{name}: {value}",
+            why=f"so says the dump, or the code of its library ({subject.dump.library})",
+            do="nothing",
+        )
+    for name, how in subject.dump.silent:
+        yield Finding(
+            check="dump.silent",
+            severity="warning",
+            what=f"{name} is not said",
+            why="a head trained on the dump takes it for something, and nothing checks it",
+            do=how,
+        )

@@ -1,0 +1,153 @@
+"""The lists of layer ids themselves: what they are made of, and whether two of them agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from ....conventions import convention_for
+from ....errors import CaptureHooksError
+from ....spec import Point
+from ..behaviour import cite
+from ..compare import differences
+from ..report import Finding, Row, Target
+from ..subject import Subject
+from ..trained import EAGLE3_KEYS, whole_numbers
+
+_NESTED, _TOP = EAGLE3_KEYS
+_ORDER: Final = cite("vllm", "model_executor/models/interfaces.py (tuple(sorted(set(layers))))")
+
+
+def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
+    """Types, order, duplicates; and the nested list against the top-level one."""
+    for key, ids in subject.ids.items():
+        if not _is_refusal(subject, key):
+            yield from _one(key, ids)
+    if _NESTED in subject.ids and _TOP in subject.ids and not _refused(subject):
+        yield from _both(subject.ids, subject.facts.target)
+
+
+def _one(key: str, ids: Any) -> Iterator[Finding]:
+    if not isinstance(ids, list):
+        yield _bad(
+            key, f"is {_short(ids)}, not a list", "a setter that iterates over it fails or takes its letters"
+        )
+        return
+    if not ids:
+        yield Finding(
+            check="ids.empty",
+            severity="warning",
+            what=f"{key} is an empty list",
+            why="vLLM takes it for a missing list and captures its default layers; SGLang's setters take "
+            "it as it "
+            "stands and capture nothing, or fail on its first element",
+            do=f"write the ids into {key}, or remove it",
+        )
+        return
+    strange = [number for number in ids if type(number) is not int]
+    if strange:
+        why = (
+            "no reader converts it: a setter that adds 1 fails, one that does not never meets it in its loop"
+        )
+        yield _bad(key, f"holds {_short(strange[0])}, not an integer", why)
+        return
+    if twice := sorted({number for number in ids if ids.count(number) > 1}):
+        yield Finding(
+            check="ids.duplicate",
+            severity="wrong",
+            what=f"{key} = {ids} names {twice[0]} more than once",
+            why="a state is captured once, so fewer states are fed than fc has inputs for",
+            do="name each state once, and sum fc's columns of the two",
+            source=_ORDER,
+        )
+    if sorted(ids) != ids:
+        yield Finding(
+            check="ids.unsorted",
+            severity="warning",
+            what=f"{key} = {ids} does not ascend",
+            why="servers concatenate by depth, whatever the order of the ids; a trainer that kept the list's "
+            "order trained fc on other columns",
+            do="sort the ids and permute fc's columns along (capture-hooks convert does both)",
+            source=_ORDER,
+        )
+    if ids and min(ids) < 0:
+        yield Finding(
+            check="ids.negative",
+            severity="warning",
+            what=f"{key} = {ids} has a negative id",
+            why="no server counts from the end: SGLang adds one to it (-1 becomes the embedding), vLLM "
+            "captures "
+            "nothing for it",
+            do="write absolute ids",
+        )
+
+
+def _both(ids: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+    """SGLang reads the nested list alone, vLLM the top-level one first: do they name the same states?"""
+    told = f"{_NESTED} = {_short(ids[_NESTED])} and {_TOP} = {_short(ids[_TOP])}"
+    if target.family is None or target.n_layers is None:
+        yield Finding(
+            check="ids.two_lists",
+            severity="note",
+            what=f"the file has two lists: {told}",
+            why="SGLang reads the nested one by its own rule and vLLM the other; whether they name the same "
+            "states depends on the target",
+            do="give --target, or --family and --layers",
+        )
+        return
+    try:
+        nested = _points("sglang", _NESTED, ids, target.family, target.n_layers)
+        top = _points("vllm", _TOP, ids, target.family, target.n_layers)
+        found = differences(nested, top, target.n_layers)
+    except CaptureHooksError as error:
+        yield Finding(
+            check="ids.two_lists",
+            severity="warning",
+            what=f"the file has two lists: {told}",
+            why=f"they cannot be compared: {error}",
+            do="see the table for what each engine captures",
+        )
+        return
+    if found:
+        yield Finding(
+            check="ids.two_lists",
+            severity="wrong",
+            what=f"the two lists disagree: {told}",
+            why=f"to SGLang the first is {_list(nested)}, to vLLM the second is {_list(top)}: "
+            f"{'; '.join(found)}",
+            do="keep the list that the head was trained with and derive the other from it",
+        )
+
+
+def _points(library: str, key: str, ids: Mapping[str, Any], family: str, n_layers: int) -> tuple[Point, ...]:
+    return convention_for(library, family, key).to_points(whole_numbers(key, ids[key]), n_layers)
+
+
+def _refused(subject: Subject) -> bool:
+    """Whether one of our own heads keeps an engine out by a list that it cannot read."""
+    return _is_refusal(subject, _NESTED) or _is_refusal(subject, _TOP)
+
+
+def _is_refusal(subject: Subject, key: str) -> bool:
+    if subject.head is None or subject.head.section is None:
+        return False
+    return any(statement.key == key and not statement.right for statement in subject.head.section.engines)
+
+
+def _bad(key: str, what: str, why: str) -> Finding:
+    return Finding(
+        check="ids.type",
+        severity="wrong",
+        what=f"{key} {what}",
+        why=why,
+        do="write a list of whole numbers",
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _list(points: Sequence[Point]) -> str:
+    return ", ".join(map(str, points))

@@ -1,0 +1,116 @@
+"""``fc``'s width against the number of states that each engine captures, and that it builds ``fc`` for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..behaviour import SERVERS, Draft, cite, fc_inputs
+from ..report import Finding, Row
+from ..subject import Subject
+from .seen import Seen, seen
+
+_SKIP = {"llama": "srt/models/llama_eagle3.py:237-247", "mla": "srt/models/kimi_k25_eagle3.py:285-294"}
+
+
+def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
+    """The width of ``fc``, the count that the config gives, and what is captured."""
+    if subject.head is None:
+        return
+    width = _fc_width(subject)
+    target = _target_width(subject)
+    if width is None or target is None:
+        return
+    if width % target:
+        yield Finding(
+            check="inputs.width",
+            severity="wrong",
+            what=f"fc has {width} columns, no multiple of the target's width {target}",
+            why="fc eats whole hidden states of the target",
+            do="check target_hidden_size, and that the head belongs to this target",
+        )
+        return
+    trained = width // target
+    for view in seen(subject):
+        if view.engine in SERVERS:
+            yield from _built(view, trained)
+    for row in rows:
+        yield from _fed(row, trained, target, _own_width(subject), _draft(subject, row.library))
+
+
+def _built(view: Seen, trained: int) -> Iterator[Finding]:
+    built, source = fc_inputs(view.engine, view.draft, view.config)
+    if built != trained:
+        yield Finding(
+            check="inputs.built",
+            severity="wrong",
+            engines=(view.engine,),
+            what=f"{view.engine} builds fc for {built} states, and the file's fc has {trained}",
+            why="it takes the number from the config, where it reads num_aux_hidden_states or counts ids "
+            "under some keys only; loading the weight fails on its shape",
+            do=f"write num_aux_hidden_states = {trained} at the top level"
+            if view.draft != "mla" or view.engine != "sglang"
+            else "write all ids into eagle_config.eagle_aux_hidden_state_layer_ids",
+            source=source,
+        )
+
+
+def _fed(row: Row, trained: int, target: int, own: int | None, draft: Draft | None) -> Iterator[Finding]:
+    if row.captured is None or row.asked != "file":
+        return
+    fed = len(row.captured)
+    skips = row.library == "sglang" and fed * target == own and draft is not None
+    if skips and (trained > 1 or fed == trained):
+        yield Finding(
+            check="inputs.fc_skipped",
+            severity="wrong",
+            engines=("sglang",),
+            what="SGLang captures one state as wide as the embedding, and then skips fc and every norm "
+            "before it",
+            why=f"it applies fc only where the two widths differ; this head's fc has {trained} input(s), "
+            f"and was "
+            "trained to be applied"
+            + ("" if fed == trained else ". Nothing fails: the head runs on the raw state"),
+            do="serve it elsewhere, or train with more than one input; an fc that is the identity is "
+            "harmless",
+            source=cite("sglang", _SKIP["mla" if draft == "mla" else "llama"]),
+        )
+    elif fed != trained:
+        yield Finding(
+            check="inputs.fed",
+            severity="wrong",
+            engines=(row.library,),
+            what=f"{row.engine} {row.versions} captures {fed} of the {trained} states that fc eats",
+            why=f"{fed * target} columns meet a matrix of {trained * target}: the first forward pass fails",
+            do=row.instead or "give it as many ids as fc has inputs",
+            source=row.source,
+        )
+
+
+def _fc_width(subject: Subject) -> int | None:
+    assert subject.head is not None
+    info = subject.head.tensors.get("fc.weight")
+    return info.shape[1] if info is not None and len(info.shape) == 2 else None
+
+
+def _target_width(subject: Subject) -> int | None:
+    """Columns of one state: the target's own width, else what the head says, else the head's width."""
+    assert subject.head is not None
+    if subject.facts.target.hidden_size is not None:
+        return subject.facts.target.hidden_size
+    for name in ("target_hidden_size", "hidden_size"):
+        value = subject.head.fields.get(name)
+        if value is None:
+            value = subject.config.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return None
+
+
+def _own_width(subject: Subject) -> int | None:
+    assert subject.head is not None
+    value = subject.head.fields.get("hidden_size")
+    return value if type(value) is int else None
+
+
+def _draft(subject: Subject, engine: str) -> Draft | None:
+    return next((view.draft for view in seen(subject) if view.engine == engine), None)

@@ -1,0 +1,64 @@
+"""A head's config as each engine's draft class sees it, after that engine's own translation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..behaviour import ARCHITECTURES, SPECULATORS_TYPES, Draft, draft_of
+from ..subject import Subject
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One engine's view of a head.
+
+    Attributes:
+        draft: the draft class it makes.
+        config: the config that class reads.
+    """
+
+    engine: str
+    draft: Draft
+    config: Mapping[str, Any]
+
+
+def seen(subject: Subject) -> tuple[Seen, ...]:
+    """The engines that make a draft of this head, each with what it sees."""
+    if subject.head is None:
+        return ()
+    found = []
+    for engine in ARCHITECTURES:
+        if subject.head.layout == "speculators":
+            view = _speculators(subject.config) if engine == "vllm" else None
+        else:
+            draft = draft_of(engine, subject.config.get("architectures"))
+            view = None if draft is None else Seen(engine, draft, subject.config)
+        if view is not None:
+            found.append(view)
+    return tuple(found)
+
+
+def _speculators(config: Mapping[str, Any]) -> Seen | None:
+    """What vLLM 0.32's ``transformers_utils/configs/speculators/algos.py:16-54`` makes of such a head."""
+    inner = config.get("transformer_layer_config")
+    inner = inner if isinstance(inner, Mapping) else {}
+    kind = inner.get("model_type", "llama")
+    draft = SPECULATORS_TYPES.get(kind) if isinstance(kind, str) else None
+    if draft is None:
+        return None
+    peagle = config.get("speculators_model_type") == "peagle"
+    view = {
+        **inner,
+        "draft_vocab_size": config.get("draft_vocab_size"),
+        "norm_before_residual": config.get("norm_before_residual", not peagle),
+        "norm_before_fc": config.get("norm_before_fc", False),
+    }
+    if not peagle:
+        view["fc_norm"] = config.get("fc_norm", False)
+        view["norm_output"] = config.get("norm_output", False)
+    for name in ("target_hidden_size", "eagle_aux_hidden_state_layer_ids"):
+        if config.get(name):
+            view[name] = config[name]
+    return Seen("vllm", draft, view)

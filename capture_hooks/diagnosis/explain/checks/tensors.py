@@ -1,0 +1,140 @@
+"""Tensors that are too many or too few for what an engine computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ....heads.formats import RawHead
+from ..behaviour import cite
+from ..report import Finding, Row
+from ..subject import Subject
+from .norms import trained_with
+from .seen import Seen, seen
+
+#: Everything that some reader of an EAGLE-3 head has a place for, by canonical name.
+_KNOWN: Final = re.compile(
+    r"(midlayer|layers\.\d+)\.(self_attn\.\w+|mlp\.\w+|hidden_norm|input_layernorm|post_attention_layernorm)"
+    r"\.(weight|bias|\w*scale\w*|qweight|qzeros|g_idx)"
+    r"|(fc|fc_norm\.\d+|input_norm|norm|lm_head|embed_tokens)\.(weight|bias|\w*scale\w*)"
+    r"|d2t|t2d|mask_hidden"
+)
+_LATER: Final = re.compile(r"layers\.([1-9]\d*)\.")
+_BIAS: Final = re.compile(r"(midlayer|layers\.\d+)\.(self_attn|mlp)\.\w+\.bias")
+
+
+def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
+    """Unknown names, norms without their flag, biases, and the norms of later draft layers."""
+    if subject.head is None:
+        return
+    yield from _unknown(subject.head)
+    yield from _norms(subject)
+    yield from _later_layers(subject.head, seen(subject))
+    yield from _biases(subject.head)
+
+
+def _unknown(head: RawHead) -> Iterator[Finding]:
+    strange = sorted(name for name in head.tensors if not _KNOWN.fullmatch(name))
+    if strange:
+        yield Finding(
+            check="tensors.unknown",
+            severity="warning",
+            engines=("sglang", "vllm"),
+            what=f"{len(strange)} tensor(s) that no EAGLE-3 draft class has: {', '.join(strange[:4])}"
+            + (", ..." if len(strange) > 4 else ""),
+            why="SGLang skips them without a word (its MLA class with a warning), so whatever they do in "
+            "training "
+            "is not done; vLLM refuses to load",
+            do="find out what they are; remove them only if the head does without",
+            source=f"{cite('sglang', 'srt/models/llama_eagle3.py:370-378')}; "
+            f"{cite('vllm', 'model_executor/models/utils.py:443')}",
+        )
+
+
+def _norms(subject: Subject) -> Iterator[Finding]:
+    """A norm's weights without the flag that turns it on, and the flag without its weights."""
+    assert subject.head is not None
+    tensors = subject.head.tensors
+    for flag, present, what in (
+        ("norm_before_fc", "input_norm.weight" in tensors, "input_norm.weight"),
+        ("fc_norm", any(name.startswith("fc_norm.") for name in tensors), "fc_norm.*"),
+    ):
+        said = trained_with(subject, flag)
+        if present and not said:
+            yield Finding(
+                check=f"tensors.{flag}",
+                severity="wrong",
+                engines=("sglang", "vllm"),
+                what=f"the file has {what}, and {flag} is not set",
+                why="the norm was trained and is not applied: SGLang skips its weights without a word"
+                + ("; so does vLLM" if flag == "norm_before_fc" else "; vLLM refuses to load"),
+                do=f"write {flag} = true at the top level",
+                source=f"{cite('sglang', 'srt/models/llama_eagle3.py:173-196')}; "
+                f"{cite('vllm', 'model_executor/models/llama_eagle3.py:411,464-465')}",
+            )
+        elif said and not present:
+            yield Finding(
+                check=f"tensors.{flag}",
+                severity="wrong",
+                what=f"{flag} is set, and the file has no {what}",
+                why="the norm is applied with weights of one",
+                do=f"restore {what}, or write {flag} = false",
+            )
+
+
+def _later_layers(head: RawHead, views: Sequence[Seen]) -> Iterator[Finding]:
+    later = sorted({int(match[1]) for name in head.tensors if (match := _LATER.match(name))})
+    if not later:
+        return
+    if any(view.engine == "sglang" and view.draft == "mla" for view in views):
+        yield Finding(
+            check="tensors.layers",
+            severity="wrong",
+            engines=("sglang",),
+            what=f"the head has {len(later) + 1} draft layers, and SGLang's MLA class refuses more than one",
+            why="it raises 'EAGLE3 currently only supports 1 layer'",
+            do="serve it with vLLM",
+            source=cite("sglang", "srt/models/kimi_k25_eagle3.py:243-244"),
+        )
+    for engine, norm, source in (
+        ("sglang", "hidden_norm", cite("sglang", "srt/models/llama_eagle3.py:103-105")),
+        ("vllm", "input_layernorm", cite("vllm", "model_executor/models/llama_eagle3.py:136-138")),
+    ):
+        without = [k for k in later if f"layers.{k}.{norm}.weight" not in head.tensors]
+        if without:
+            yield Finding(
+                check="tensors.later_norm",
+                severity="wrong",
+                engines=(engine,),
+                what=f"draft layer {without[0]} has no {norm}, by which {engine} norms its input",
+                why="SGLang norms the input of later layers with hidden_norm, vLLM and speculators with "
+                "input_layernorm; the one that is missing stays at ones",
+                do=f"store the norm under both names (copy it to layers.{without[0]}.{norm}.weight)",
+                source=source,
+            )
+
+
+def _biases(head: RawHead) -> Iterator[Finding]:
+    if any(_BIAS.fullmatch(name) for name in head.tensors):
+        yield Finding(
+            check="tensors.bias",
+            severity="wrong",
+            engines=("sglang",),
+            what="the draft layer has attention or MLP biases",
+            why="SGLang builds these projections without and drops the tensors",
+            do="serve it with vLLM, or train without biases",
+            source=cite("sglang", "srt/models/llama_eagle3.py:67-84"),
+        )
+    if "fc.bias" in head.tensors:
+        yield Finding(
+            check="tensors.fc_bias",
+            severity="wrong",
+            engines=("vllm",),
+            what="fc has a bias",
+            why="vLLM builds fc without one and refuses the tensor; SGLang builds one only where the "
+            "config says "
+            "bias = true",
+            do="train without a bias on fc",
+            source=cite("vllm", "model_executor/models/llama_eagle3.py:242-250"),
+        )

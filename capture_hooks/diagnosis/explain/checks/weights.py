@@ -1,0 +1,119 @@
+"""Embedding and output layer: shared with the target, overwritten by it, tied, or of another width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from ..behaviour import cite
+from ..report import Finding, Row
+from ..subject import Subject
+
+_TIED: Final = cite("sglang", "srt/models/llama_eagle3.py:303-304")
+
+
+def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
+    """``embed_tokens``, ``lm_head`` and ``tie_word_embeddings``."""
+    if subject.head is None:
+        return
+    yield from _embedding(subject)
+    yield from _lm_head(subject)
+    if subject.head.fields.get("tie_word_embeddings") is True:
+        yield Finding(
+            check="weights.tied",
+            severity="wrong",
+            engines=("sglang",),
+            what="tie_word_embeddings is true",
+            why="SGLang then takes the embedding, which is the target's, for the draft's lm_head; vLLM "
+            "does not "
+            "look at it",
+            do="write tie_word_embeddings = false",
+            source=_TIED,
+        )
+
+
+def _embedding(subject: Subject) -> Iterator[Finding]:
+    assert subject.head is not None
+    own, wide = subject.head.tensors.get("embed_tokens.weight"), _differs(subject)
+    if own is None and wide:
+        hidden, target = wide
+        yield Finding(
+            check="weights.embedding",
+            severity="wrong",
+            engines=("sglang", "vllm"),
+            what=f"the head is {hidden} wide and the target {target}, and it has no embedding of its own",
+            why="the target's cannot be shared, and the draft's stays as it was initialised",
+            do="save the head with the embedding it was trained with",
+            source=cite("sglang", "srt/models/llama.py:910-917"),
+        )
+    if own is not None and not wide:
+        yield Finding(
+            check="weights.embedding",
+            severity="warning",
+            engines=("sglang",),
+            what="the head carries an embedding, and SGLang replaces it by the target's",
+            why="harmless if it is a copy of the target's; if it was trained, the head is fed another "
+            "one. vLLM "
+            "keeps it where it differs",
+            do="compare it with the target's; if it differs, serve the head elsewhere",
+            source=cite("sglang", "srt/speculative/eagle_worker_v2.py:363, srt/models/llama.py:910-924"),
+        )
+    hidden_size = subject.head.fields.get("hidden_size")
+    if own is not None and type(hidden_size) is int and own.shape[-1:] != (hidden_size,):
+        yield _width("embed_tokens.weight", own.shape, f"hidden_size is {hidden_size}")
+
+
+def _lm_head(subject: Subject) -> Iterator[Finding]:
+    assert subject.head is not None
+    fields, own = subject.head.fields, subject.head.tensors.get("lm_head.weight")
+    draft, vocab = fields.get("draft_vocab_size"), fields.get("vocab_size")
+    if own is None:
+        if draft is None:
+            yield Finding(
+                check="weights.lm_head",
+                severity="note",
+                engines=("sglang", "vllm"),
+                what="no lm_head and no draft_vocab_size: the target's output layer is shared",
+                why="that is what SGLang and vLLM do then; the head must have been trained with it",
+                do="nothing, if it was",
+                source=cite("sglang", "srt/models/llama_eagle3.py:306-308"),
+            )
+        else:
+            yield Finding(
+                check="weights.lm_head",
+                severity="wrong",
+                engines=("sglang",),
+                what=f"no lm_head.weight, and draft_vocab_size is {draft}",
+                why="SGLang shares the target's only where draft_vocab_size is missing, and keeps an "
+                "output layer "
+                "that was never loaded; vLLM shares the target's, if the sizes fit",
+                do="save the head with its lm_head, or remove draft_vocab_size where it equals vocab_size",
+                source=cite("sglang", "srt/models/llama_eagle3.py:303-316"),
+            )
+        return
+    rows_ = draft if type(draft) is int else vocab
+    hidden = fields.get("hidden_size")
+    if type(rows_) is int and type(hidden) is int and own.shape != (rows_, hidden):
+        yield _width(
+            "lm_head.weight", own.shape, f"draft_vocab_size and hidden_size ask for [{rows_}, {hidden}]"
+        )
+
+
+def _differs(subject: Subject) -> tuple[int, int] | None:
+    """The head's width and the target's where they differ."""
+    assert subject.head is not None
+    hidden = subject.head.fields.get("hidden_size")
+    target = subject.config.get("target_hidden_size") or subject.facts.target.hidden_size
+    if type(hidden) is int and type(target) is int and hidden != target:
+        return hidden, target
+    return None
+
+
+def _width(name: str, shape: tuple[int, ...], why: str) -> Finding:
+    return Finding(
+        check="weights.width",
+        severity="wrong",
+        what=f"{name} has shape {list(shape)}, and {why}",
+        why="loading it fails on its shape",
+        do="correct the config, or take the tensor that belongs to it",
+    )

@@ -1,0 +1,198 @@
+"""What a head was trained on, by its own word or by its user's; and what it might be where nobody says.
+
+In this order: a spec the user vouches for; the head's capture section; a convention the user names
+(``--written-for``); a layout of which one library alone is the writer (speculators).  A bare list of integers
+in anyone else's layout says nothing: several trainers write the same key and mean different states by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...conventions import Convention, convention_for, in_force
+from ...errors import ConventionError, HeadError, SpecError
+from ...heads.config import CaptureSection
+from ...heads.order import in_order
+from ...plugins import registry
+from ...spec import CaptureSpec, Point
+from ...store.manifest import Manifest
+from .compare import state_of
+from .report import Reading, Target, Trained
+
+#: Where EAGLE-3 heads keep their ids: SGLang, SpecForge and ModelOpt; vLLM and speculators.
+EAGLE3_KEYS: Final = (
+    "eagle_config.eagle_aux_hidden_state_layer_ids",
+    "eagle_aux_hidden_state_layer_ids",
+)
+_SPECULATORS: Final = "speculators"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """The states in the order of ``fc``'s columns (None where unknown), and the same as a report shows it."""
+
+    points: tuple[Point, ...] | None
+    shown: Trained
+
+
+def by_section(section: CaptureSection) -> TrainedOn:
+    """The capture section's word: the inputs in the file's order."""
+    points = in_order(section.capture_spec, section.order)
+    return _known(points, section.target.n_layers, f"its capture section ({section.written_by})")
+
+
+def by_manifest(manifest: Manifest) -> TrainedOn:
+    """A dump's own word: its slots, in the order of its columns."""
+    return _known(manifest.spec.inputs, manifest.n_layers, "the dump's manifest")
+
+
+def by_spec(spec: CaptureSpec, n_layers: int | None) -> TrainedOn:
+    """The user's word.
+
+    Raises:
+        SpecError: a layer that the target does not have, or the number of layers is not known.
+    """
+    if n_layers is None:
+        raise SpecError(
+            "a spec can be compared only when the target's layers are known; give --target or --layers"
+        )
+    spec.resolve(n_layers)
+    return _known(spec.absolute(n_layers).inputs, n_layers, "--spec")
+
+
+def by_convention(name: str, ids: Mapping[str, Any], target: Target) -> TrainedOn:
+    """The meaning of the ids to the library that they are said to be written for.
+
+    Args:
+        name: a convention, or a library, of whose conventions the target's family picks one.
+        ids: every list of layer ids in the file, by dotted key.
+        target: the target.
+
+    Raises:
+        PluginError: no such convention.
+        ConventionError: several apply, or the ids mean nothing exact to it; with why.
+        HeadError: the target is not known, or the ids are no list of integers.
+    """
+    chosen = named(name, target, ids)
+    n_layers = needed(target)
+    found = ids.get(chosen.key)
+    by = f"--written-for {name}: {chosen.name} {chosen.versions}"
+    if found is None:
+        return _known(
+            chosen.default(n_layers).points, n_layers, f"{by}, its default layers, as {chosen.key} is missing"
+        )
+    return _known(
+        chosen.to_points(whole_numbers(chosen.key, found), n_layers), n_layers, f"{by}, {chosen.key}"
+    )
+
+
+def by_layout(ids: Mapping[str, Any], target: Target) -> TrainedOn:
+    """The one convention of a speculators head.
+
+    Raises:
+        ConventionError: the ids mean nothing exact to it.
+        HeadError: the target is not known, or the ids are no list of integers.
+    """
+    known = by_convention(_SPECULATORS, ids, target)
+    by = known.shown.by.removeprefix(f"--written-for {_SPECULATORS}: ")
+    return TrainedOn(known.points, known.shown.model_copy(update={"by": f"its layout: {by}"}))
+
+
+def unknown(why: str, ids: Mapping[str, Any], target: Target) -> TrainedOn:
+    """Nobody says; what the ids would mean to each convention that reads one of the keys that are there."""
+    candidates = tuple(_candidates(ids, target))
+    return TrainedOn(None, Trained(inputs=None, by=f"cannot be known: {why}", candidates=candidates))
+
+
+def named(name: str, target: Target, ids: Collection[str] = ()) -> Convention:
+    """The convention of that name, or the one of that library that the target's family picks.
+
+    Where the library reads several keys it is the one that is there (``ids``), else its EAGLE-3 list.
+
+    Raises:
+        PluginError: there is neither.
+        ConventionError: several of the library apply, or which does depends on a family that is not known.
+    """
+    known = registry().conventions
+    if name in known or name not in {convention.library for convention in known.values()}:
+        return known[name]
+    if target.family is None:
+        raise ConventionError(
+            f"which of {name}'s conventions applies depends on the target's family; give --target or --family"
+        )
+    keys = {convention.key for convention in known.values() if convention.library == name}
+    present = sorted(keys & set(ids))
+    return convention_for(name, target.family, present[0] if len(present) == 1 else None)
+
+
+def needed(target: Target) -> int:
+    """The target's number of layers.
+
+    Raises:
+        HeadError: it is not known.
+    """
+    if target.n_layers is None:
+        raise HeadError("the target's number of layers is not known; give --target, or --layers and --family")
+    return target.n_layers
+
+
+def whole_numbers(key: str, ids: Any) -> list[int]:
+    """Ids as a list of integers.
+
+    Raises:
+        HeadError: they are something else.
+    """
+    if not isinstance(ids, list | tuple) or not ids or any(type(number) is not int for number in ids):
+        raise HeadError(f"{key} is {str(ids)[:80]!r}, not a list of integers")
+    return list(ids)
+
+
+def _known(points: Sequence[Point], n_layers: int, by: str) -> TrainedOn:
+    inputs = tuple(state_of(point, n_layers) for point in points)
+    return TrainedOn(tuple(points), Trained(inputs=inputs, by=by))
+
+
+def _candidates(ids: Mapping[str, Any], target: Target) -> Iterator[Reading]:
+    """Every convention of the keys that are there, in all its versions."""
+    if target.n_layers is None:
+        return
+    for convention in sorted(in_force(), key=lambda convention: convention.name):
+        found = ids.get(convention.key)
+        if found is None or not applies(convention, target.family):
+            continue
+        about: dict[str, Any] = {
+            "convention": convention.name,
+            "versions": convention.versions,
+            "rank": convention.rank,
+            "read_on": convention.read_on,
+        }
+        try:
+            points = convention.to_points(whole_numbers(convention.key, found), target.n_layers)
+            shown = tuple(state_of(point, target.n_layers) for point in points)
+            yield Reading(**about, inputs=shown)
+        except (ConventionError, HeadError, SpecError) as error:
+            yield Reading(**about, inputs=None, refusal=str(error))
+
+
+def applies(convention: Convention, family: str | None) -> bool:
+    """Whether a convention speaks for a family: by name, or for all that none beside it names."""
+    if family is None or family in convention.families:
+        return family is not None or not convention.families
+
+    def beside(other: Convention) -> bool:
+        return (other.library, other.key, other.versions) == (
+            convention.library,
+            convention.key,
+            convention.versions,
+        )
+
+    return not convention.families and not any(
+        beside(other) and family in other.families for other in in_force()
+    )
+
+
+def primary_keys() -> tuple[str, ...]:
+    """Where libraries keep EAGLE-3's ids."""
+    return tuple(sorted({convention.key for convention in in_force() if convention.primary}))

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..hookspecs import hookimpl
-from . import sglang, transformers, vllm
-from .contract import Convention
+from . import read, sglang, transformers, vllm
+from .contract import Convention, Reader
 
 
 @hookimpl
 def capture_hooks_conventions() -> Sequence[Convention]:
-    """What SGLang's, vLLM's and transformers' ids mean."""
-    return [*sglang.CONVENTIONS, *vllm.CONVENTIONS, *transformers.CONVENTIONS]
+    """What each library's ids mean."""
+    return [*sglang.CONVENTIONS, *vllm.CONVENTIONS, *transformers.CONVENTIONS, *read.CONVENTIONS]
+
+
+@hookimpl
+def capture_hooks_readers() -> Sequence[Reader]:
+    """How engines read a head's ``config.json``."""
+    return [*read.READERS]

@@ -183,9 +183,14 @@ def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
         }
     else:
         raise HeadError("the head exports no rope_parameters; stock readers need it")
+    return rope_spellings(parameters)
+
+
+def rope_spellings(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """One RoPE in all its keys: ``rope_parameters``, and transformers 4's theta and scaling."""
     scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
     return {
-        "rope_parameters": parameters,
+        "rope_parameters": dict(parameters),
         "rope_theta": parameters.get("rope_theta", 10000.0),
         "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
     }

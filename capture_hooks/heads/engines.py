@@ -21,6 +21,7 @@ SGLANG_KEY: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
 VLLM_KEY: Final = "eagle_aux_hidden_state_layer_ids"
 #: The architecture whose reading by the engines the statements are about.
 EAGLE3: Final = "LlamaForCausalLMEagle3"
+_CANNOT: Final = "cannot serve this head"
 
 
 class EngineStatement(BaseModel):
@@ -84,8 +85,14 @@ def vllm_ids(statement: EngineStatement) -> Any:
     return statement.ids if statement.right else [_refusal(statement), 0]
 
 
+def is_refusal(ids: Any) -> bool:
+    """Whether ids are what `sglang_ids` or `vllm_ids` write for an engine that cannot serve the head."""
+    texts = ids if isinstance(ids, list | dict) else ()
+    return any(isinstance(text, str) and _CANNOT in text for text in texts)
+
+
 def _refusal(statement: EngineStatement) -> str:
-    return f"{statement.engine} {statement.versions} cannot serve this head: {'; '.join(statement.excluded)}"
+    return f"{statement.engine} {statement.versions} {_CANNOT}: {'; '.join(statement.excluded)}"
 
 
 def _served(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import __version__
 from ..capture import find_anatomy
@@ -15,6 +17,7 @@ from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import HeadError
 from ..plugins import registry
+from ..spec import CaptureSpec
 from . import files
 from .config import CaptureSection, WitnessFile, compose, model_type
 from .consistency import check_section, check_shapes
@@ -79,11 +82,43 @@ def save_head(
     tensors, fields = head.export(order)
     if dtype is not None:
         tensors = {name: t.to(dtype) if t.is_floating_point() else t for name, t in tensors.items()}
-    files.check_finite(tensors, f"the head {provider.name}")
     if len(head.draft_token_ids) == anatomy.vocab_size:
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-    check_vocabulary(tensors, len(head.draft_token_ids), anatomy.vocab_size, f"the head {provider.name}")
-    points = in_order(head.spec, order)
+    return write_head(
+        place,
+        provider=provider.name,
+        spec=head.spec,
+        order=order,
+        tensors=tensors,
+        fields=fields,
+        draft_size=len(head.draft_token_ids),
+        anatomy=anatomy,
+        witness=witness,
+        overwrite=overwrite,
+    )
+
+
+def write_head(
+    place: Path,
+    *,
+    provider: str,
+    spec: CaptureSpec,
+    order: Sequence[int],
+    tensors: Mapping[str, Tensor],
+    fields: Mapping[str, Any],
+    draft_size: int,
+    anatomy: Anatomy,
+    witness: Witness,
+    overwrite: bool,
+) -> SaveReport:
+    """Write a head's directory from exported tensors and fields, all or nothing; see `save_head`.
+
+    Raises:
+        HeadError: as `save_head`.
+    """
+    files.check_finite(tensors, f"the head {provider}")
+    check_vocabulary(tensors, draft_size, anatomy.vocab_size, f"the head {provider}")
+    points = in_order(spec, order)
     engines = statements(
         points,
         anatomy.n_layers,
@@ -98,8 +133,8 @@ def save_head(
         witness.save(fresh / files.WITNESS)
         section = CaptureSection(
             written_by=f"capture-hooks {__version__}",
-            head=provider.name,
-            spec=head.spec.to_json(),
+            head=provider,
+            spec=spec.to_json(),
             order=list(order),
             file_inputs=[str(point) for point in points],
             target=TargetFingerprint.of(anatomy),

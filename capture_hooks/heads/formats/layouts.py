@@ -1,0 +1,92 @@
+"""The layouts as objects: what each is called, whose tools read it, and how a head is written in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from ...errors import HeadError
+from .contract import Layout
+from .draft import Draft, Written
+from .inputs import chosen_convention
+from .plain import write_plain
+from .speculators import write_speculators
+
+
+class Writer(Protocol):
+    """Writes a settled head, its inputs in ascending depth, in one layout's names."""
+
+    @property
+    def name(self) -> Layout: ...
+
+    @property
+    def about(self) -> str: ...
+
+    def write(self, draft: Draft, unverified: bool) -> Written:
+        """The tensors and the config.
+
+        Raises:
+            ConventionError: the layout's ids cannot be written for this family.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle:
+    """``midlayer.*``, ``d2t`` and ``t2d``; nested ids by SGLang's convention, top-level ones by vLLM's."""
+
+    name: Layout = "eagle"
+    about: str = "SafeAILab/EAGLE and SpecForge (midlayer.*); read by SGLang and vLLM"
+
+    def write(self, draft: Draft, unverified: bool) -> Written:
+        nested = chosen_convention("sglang", draft.target.family, unverified)
+        return write_plain(draft, self.name, "midlayer", nested, masks=True, own={})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOpt:
+    """``layers.0.*`` and ``d2t``; nested ids by ModelOpt's convention, top-level ones by vLLM's."""
+
+    name: Layout = "modelopt"
+    about: str = "NVIDIA ModelOpt's export (layers.0.*); read by SGLang, vLLM and TensorRT-LLM"
+
+    def write(self, draft: Draft, unverified: bool) -> Written:
+        nested = chosen_convention("modelopt", draft.target.family, unverified)
+        own = {
+            "use_input_layernorm_in_first_layer": True,
+            "use_last_layernorm": True,
+            "use_mtp_layernorm": False,
+            "next_layer_regular": True,
+            **draft.carried.get("modelopt", {}),
+        }
+        return write_plain(draft, self.name, "layers.0", nested, masks=False, own=own)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculators:
+    """``layers.0.*``, ``d2t`` and ``t2d``; nested Llama fields, top-level ids, a section on the verifier."""
+
+    name: Layout = "speculators"
+    about: str = "vllm-project/speculators (layers.0.*, transformer_layer_config); read by vLLM"
+
+    def write(self, draft: Draft, unverified: bool) -> Written:
+        return write_speculators(draft, chosen_convention("speculators", draft.target.family, unverified))
+
+
+WRITERS: Final[dict[str, Writer]] = {writer.name: writer for writer in (Eagle(), ModelOpt(), Speculators())}
+#: Other names of a layout.
+_ALIASES: Final = {"specforge": "eagle", "sglang": "capture-hooks", "vllm": "capture-hooks"}
+
+
+def layout_named(name: str) -> Layout:
+    """A layout by its name or by that of a tool that reads it.
+
+    Raises:
+        HeadError: there is none; the message lists them.
+    """
+    known: dict[str, Layout] = {"capture-hooks": "capture-hooks", **{n: w.name for n, w in WRITERS.items()}}
+    found = known.get(_ALIASES.get(name, name))
+    if found is None:
+        listed = ", ".join([*known, *(f"{alias} ({layout})" for alias, layout in _ALIASES.items())])
+        raise HeadError(f"no layout of heads is called {name!r}; there are {listed}")
+    return found

@@ -1,0 +1,134 @@
+"""Our own layout: any head, with a capture section, its target's fingerprint, and a witness."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ...capture import find_anatomy
+from ...capture.anatomy import Anatomy
+from ...errors import HeadError
+from ...plugins import registry
+from ..contract import DraftHead
+from ..readout import readout_of
+from ..saving import SaveReport, write_head
+from ..witness import make_witness
+from .draft import CONVERSION, Draft
+from .plain import conversion, flags_of, named, no_norm, unknown_tensors, window_of
+
+#: The provider of Llama-type EAGLE-3 drafts.
+_PROVIDER: Final = "eagle3"
+
+
+def cannot_say(draft: Draft) -> list[str]:
+    """What our head does not compute, a sentence each."""
+    losses = [f"the tensor {name} has no place in it" for name in unknown_tensors(draft)]
+    if not draft.computes.norm_before_lm_head:
+        losses.append(no_norm("capture-hooks"))
+    if (window := window_of(draft)) is not None and window < draft.fields["max_position_embeddings"]:
+        losses.append(f"its draft attends to everything, and this one to the last {window} tokens")
+    if draft.extras.get("logit_scale", 1.0) != 1.0:
+        losses.append(f"logit_scale is {draft.extras['logit_scale']!r}, and its draft has none")
+    return losses
+
+
+def restore(draft: Draft, anatomy: Anatomy, settings: Mapping[str, Any] | None = None) -> DraftHead:
+    """The head as an object, its inputs in the draft's order.
+
+    Args:
+        draft: the head.
+        anatomy: its target.
+        settings: of its objective, where it has none of its own.
+
+    Raises:
+        HeadError: our head does not compute what this one does, or its numbers are float8.
+    """
+    small = next(
+        (n for n, t in draft.tensors.items() if t.is_floating_point() and t.element_size() < 2), None
+    )
+    if small is not None:
+        raise HeadError(
+            f"{small} is {str(draft.tensors[small].dtype).removeprefix('torch.')}, in which nothing can be "
+            "computed; dequantise the head with the library that quantised it"
+        )
+    own = dict(draft.carried.get("capture-hooks", {}))
+    if settings:
+        own[f"{_PROVIDER}_training"] = dict(settings)
+    config = {**draft.fields, **flags_of(draft), **own}
+    return (
+        registry()
+        .heads[_PROVIDER]
+        .restore(
+            {**tensors_of(draft), "d2t": _offsets(draft)},
+            config,
+            draft.spec,
+            tuple(range(len(draft.points))),
+            anatomy,
+            readout_of(anatomy, draft.spec),
+        )
+    )
+
+
+def tensors_of(draft: Draft) -> dict[str, Tensor]:
+    """The tensors in our names."""
+    unknown = unknown_tensors(draft)
+    return {
+        n: t for n, t in named(draft, "midlayer", masks=True, both_norms=True).items() if n not in unknown
+    }
+
+
+def write_ours(
+    draft: Draft,
+    model: nn.Module,
+    tokens: Sequence[Sequence[int]] | None,
+    directory: Path,
+    record: Mapping[str, Any],
+    overwrite: bool,
+) -> SaveReport:
+    """Write a head for SGLang, vLLM and the embedded engine; its tensors keep their bits.
+
+    Args:
+        draft: with its inputs in ascending depth.
+        model: the target.
+        tokens: token ids of conversations for the witness; None for a fixed random choice.
+        directory: where to.
+        record: what the file says of its making.
+        overwrite: replace a head that is there.
+
+    Raises:
+        HeadError: as `restore`, or as `save_head`.
+    """
+    anatomy = find_anatomy(model)
+    head = restore(draft, anatomy)
+    order = tuple(range(len(draft.points)))
+    _, fields = head.export(order)
+    witness = make_witness(model, draft.spec, tokens or _some_tokens(anatomy.vocab_size))
+    extras = {key: value for key, value in draft.extras.items() if key not in fields}
+    return write_head(
+        directory,
+        provider=_PROVIDER,
+        spec=draft.spec,
+        order=order,
+        tensors=tensors_of(draft),
+        fields={**fields, **extras, CONVERSION: {**conversion(draft, "capture-hooks"), **record}},
+        draft_size=draft.fields["draft_vocab_size"],
+        anatomy=anatomy,
+        witness=witness,
+        overwrite=overwrite,
+    )
+
+
+def _offsets(draft: Draft) -> Tensor:
+    """``d2t``, also of a head that drafts the whole vocabulary."""
+    found = draft.tensors.get("d2t")
+    return torch.zeros(draft.fields["draft_vocab_size"], dtype=torch.int64) if found is None else found
+
+
+def _some_tokens(vocabulary: int) -> list[list[int]]:
+    """Four sequences of tokens that depend on nothing but the vocabulary's size."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(vocabulary, (4, 13), generator=generator).tolist()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ConventionError, HeadError
+from ...errors import ConventionError, HeadError, PluginError
 from ...heads.formats import RawHead, open_head
 from ...spec import CaptureSpec
 from ...store.formats import DumpDescription, describe
@@ -132,7 +132,7 @@ def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:
     if head.layout == "speculators":
         try:
             return claims.by_layout(head.ids, facts.target)
-        except (ConventionError, HeadError) as error:
+        except (ConventionError, HeadError, PluginError) as error:
             return claims.unknown(str(error), head.ids, facts.target)
     why = "the file does not say who wrote its ids (--written-for or --spec says it)"
     if not head.ids:

@@ -1,7 +1,8 @@
-"""A tiny target, and heads that other libraries' own trainers fit to its answers; made once, under ``build``."""
+"""A tiny target, and heads that other libraries' own trainers fit to its answers; made once, in ``build``."""
 
 import contextlib
 import hashlib
+import inspect
 import json
 import shutil
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ def target() -> Path:
     their ``prompt_ids`` and ``answer_ids``, ``prompts.jsonl`` the former, and not of the last.
     """
     home = BUILD / "target"
-    stamp = _digest(Path(__file__).read_text().partition("def target")[2])
+    stamp = _digest(*map(inspect.getsource, (target, _talks, _tokenizer)))
     if _made(home, stamp):
         return home
     model = tiny.llama(

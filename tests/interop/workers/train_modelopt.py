@@ -1,8 +1,8 @@
-"""Train a head with ModelOpt on transformers' Trainer, as its recipes do: ``train_modelopt.py SETTINGS.json``.
+"""Train a head with ModelOpt on transformers' Trainer, as its recipes do: ``... SETTINGS.json``.
 
 Settings: ``target``, ``talks`` (JSON lines of ``prompt_ids`` and ``answer_ids``), ``out``, ``ids``, ``flags``
-(fields of the draft's architecture), ``steps``, ``learning_rate``, ``draft``, ``draft_vocab``.  The target runs
-in the same process and ModelOpt's own forward hooks collect the states.
+(fields of the draft's architecture), ``steps``, ``learning_rate``, ``draft``, ``draft_vocab``.  The target
+runs in the same process and ModelOpt's own forward hooks collect the states.
 """
 
 import copy

@@ -185,7 +185,7 @@ def in_force() -> tuple[Convention, ...]:
             continue
         if name not in known or known[name] is chosen:
             raise ConventionError(
-                f"the convention {chosen.name!r} replaces "
+                f"the convention {chosen.name!r} is there to replace another, but "
                 + _unknown("convention", name, set(known) - {chosen.name})
             )
         old = known[name]

@@ -67,7 +67,7 @@ class TorchSpecVllm(TorchSpec):
 
     def stray(self, number: int, n_layers: int) -> Point | None:
         """-1 becomes vLLM's 0."""
-        return Point("embed") if number == -1 and n_layers > 1 else None
+        return Point("embed") if number == -1 else None
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
         """As a table, without the ids that it filters out and the one that it takes for the end."""

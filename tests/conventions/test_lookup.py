@@ -1,0 +1,181 @@
+"""Which convention applies: by library, key, family and version; and by plugins that replace one."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from capture_hooks.conventions import convention, convention_for, in_force, lookup, readings
+from capture_hooks.errors import ConventionError
+from capture_hooks.plugins import GROUP, Registry, build_registry
+
+#: A library of two keys and two versions, with a family that lost its own rule.
+ACME = """
+    from capture_hooks import hookimpl
+    from capture_hooks.conventions.vllm import Vllm
+
+    class Base(Vllm):
+        library, rank, read_on, source, limits = "acme", "read", "2026-11-30", "acme/loop.py:1", "None."
+        families = ()
+
+    class Old(Base):
+        name, versions, key = "acme.old", "1.0 to 1.9", "layers"
+    class OldOdd(Base):
+        name, versions, key, families = "acme.old_odd", "1.0 to 1.9", "layers", ("odd",)
+    class New(Base):
+        name, versions, key = "acme.new", "2.0 to 2.4", "layers"
+    class Blocks(Base):
+        name, versions, key, primary = "acme.blocks", "2.0 to 2.4", "blocks", False
+
+    @hookimpl
+    def capture_hooks_conventions():
+        return [Old(), OldOdd(), New(), Blocks()]
+"""
+
+REPLACING = """
+    from capture_hooks import hookimpl
+    from capture_hooks.conventions.vllm import Vllm
+
+    class Mine(Vllm):
+        name, overrides, rank = "{name}", "{old}", "read"
+        library, key, families = "{library}", "{key}", {families}
+
+    @hookimpl
+    def capture_hooks_conventions():
+        return [Mine()]
+"""
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts distributions on the path, and makes the lookups ask a registry of these alone."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def add(distribution: str, source: str) -> None:
+        module = f"lookup_test_{tmp_path.name}_{distribution}".replace("-", "_")
+        (tmp_path / f"{module}.py").write_text(dedent(source))
+        info = tmp_path / f"{distribution}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n{distribution} = {module}\n")
+        monkeypatch.setattr(lookup, "registry", build)
+
+    def build() -> Registry:
+        found = metadata.entry_points(group=GROUP)
+        mine = [e for e in found if e.dist is not None and Path(str(e.dist.locate_file(""))) == tmp_path]
+        return build_registry(mine, environ={})
+
+    return add
+
+
+def vllm(field: str) -> str:
+    return str(getattr(convention("vllm"), field))
+
+
+def replacing(name: str = "acme.vllm", old: str = "vllm", **changes: str) -> str:
+    fields = {"library": "vllm", "key": vllm("key"), "families": "()", **changes}
+    return REPLACING.format(name=name, old=old, **fields)
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "version", "expected"),
+    [
+        ("llama", None, None, "acme.new"),
+        ("llama", None, "1.5", "acme.old"),
+        ("odd", None, "1.5", "acme.old_odd"),
+        ("odd", None, None, "acme.new"),
+        ("odd", "layers", "2.4.1", "acme.new"),
+        ("llama", "blocks", None, "acme.blocks"),
+    ],
+)
+def test_the_key_the_version_and_the_family_decide(
+    install: Install, family: str, key: str | None, version: str | None, expected: str
+) -> None:
+    install("acme", ACME)
+    assert convention_for("acme", family, key, version).name == expected
+
+
+def test_a_refusal_lists_what_there_is(install: Install) -> None:
+    install("acme", ACME)
+    with pytest.raises(ConventionError, match=r"no library 'acne' is known .*did you mean 'acme'\?"):
+        convention_for("acne", "llama")
+    with pytest.raises(
+        ConventionError,
+        match=r"no key of acme 'layer' is known \(there are: blocks, layers\); did you mean 'layers'\?",
+    ):
+        convention_for("acme", "llama", key="layer")
+    with pytest.raises(
+        ConventionError, match=r"acme's blocks mean in version 1\.5 was not established .*2\.0 to 2\.4"
+    ):
+        convention_for("acme", "llama", key="blocks", version="1.5")
+    with pytest.raises(ConventionError, match=r"'newest' is no version"):
+        convention_for("acme", "llama", version="newest")
+
+
+def test_readings_ask_every_library_once_and_by_its_primary_key(install: Install) -> None:
+    install("acme", ACME)
+    found = {one.convention.library: one for one in readings([2, 18, 33], "llama", 36)}
+    assert found["acme"].convention.name == "acme.new"
+    assert set(found) >= {"acme", "sglang", "vllm", "transformers", "tensorrt_llm", "eagle"}
+    only = readings([2, 18, 33], "llama", 36, key="blocks")
+    assert [one.convention.name for one in only] == ["acme.blocks"]
+    assert readings([2], "llama", 36, key="layers", version="7") == ()
+    nonsense = readings(["2", True], "llama", 36)  # type: ignore[list-item]  # that is the point
+    assert all(one.points is None and one.refusal for one in nonsense)
+
+
+def test_a_plugin_may_replace_a_convention(install: Install) -> None:
+    install("acme", replacing())
+    assert convention_for("vllm", "llama").name == "acme.vllm"
+    assert convention("vllm").name == "vllm", "by its own name it is still there"
+    assert "vllm" not in {found.name for found in in_force()}
+    assert convention_for("vllm", "deepseek_v3").name != "acme.vllm"
+
+
+def test_the_command_line_says_what_is_replaced(install: Install, tmp_path: Path) -> None:
+    install("acme", replacing())
+    program = "import sys; from capture_hooks.cli import main; sys.argv[1:] = ['plugins'{}]; main()"
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "CAPTURE_HOOKS_PLUGINS": "acme"}
+
+    def ask(more: str) -> str:
+        command = [sys.executable, "-c", program.format(more)]
+        return subprocess.run(command, env=environ, check=True, capture_output=True, text=True).stdout
+
+    assert "conventions: acme.vllm (replaces vllm)" in ask("")
+    assert json.loads(ask(", '--json'"))["overrides"] == {"acme.vllm": "vllm"}
+
+
+def test_two_may_not_replace_one(install: Install) -> None:
+    install("acme", replacing())
+    install("zeta", replacing(name="zeta.vllm"))
+    with pytest.raises(ConventionError, match=r"'acme\.vllm' and 'zeta\.vllm' both replace the convention"):
+        convention_for("vllm", "llama")
+
+
+def test_one_may_not_replace_what_is_not_there_or_is_about_something_else(install: Install) -> None:
+    install("acme", replacing(old="vlllm"))
+    with pytest.raises(
+        ConventionError,
+        match=r"'acme\.vllm' is there to replace another, but no convention 'vlllm' is known.*mean 'vllm'",
+    ):
+        in_force()
+
+
+def test_one_may_not_replace_another_librarys(install: Install) -> None:
+    install("acme", replacing(library="acme"))
+    with pytest.raises(ConventionError, match=r"replaces 'vllm', which is about something else \(vllm,"):
+        in_force()
+
+
+def test_one_name_stays_an_error(install: Install) -> None:
+    install("acme", replacing(name="vllm", old="vllm"))
+    with pytest.raises(Exception, match="two conventions named 'vllm'"):
+        in_force()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..diagnosis import Verdict
 from ..errors import EngineError
@@ -36,7 +36,8 @@ class Report(BaseModel):
         reason: why not native.
         verdict: of the witness; *unverified* without one, *failed* where it never came to it.
         message: the reasons, one path or slot a line.
-        ranks: how many there are in the replica, where the rank knows.
+        ranks: how many there are in all replicas, where the rank knows.
+        settings: how the engine resolved what changes the bits, where the rank knows.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,6 +52,7 @@ class Report(BaseModel):
     verdict: Outcome
     message: str
     ranks: int | None = None
+    settings: dict[str, str] = Field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Leave the report in ``directory``, whole or not at all."""

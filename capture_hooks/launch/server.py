@@ -41,8 +41,16 @@ class Server:
         info: what it said of itself when it was ready; empty before.
     """
 
-    def __init__(self, engine: str, process: subprocess.Popen[bytes], url: str, folder: Path) -> None:
+    def __init__(
+        self,
+        engine: str,
+        process: subprocess.Popen[bytes],
+        url: str,
+        folder: Path,
+        cause: Callable[[str], str | None],
+    ) -> None:
         self._engine, self._process, self._url, self._folder = engine, process, url, folder
+        self._cause = cause
         self.info: dict[str, Any] = {}
 
     @property
@@ -77,7 +85,10 @@ class Server:
         failed = list(dict.fromkeys(report.message for report in self.reports if report.verdict == "failed"))
         if failed:
             return "; ".join(failed)
-        lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
+        log = (self._folder / "log").read_text(errors="replace")
+        if (cause := self._cause(log)) is not None:
+            return f"{self._engine} ended with {self._process.poll()}: {cause}"
+        lines = log.strip().splitlines()
         return "\n".join([f"{self._engine} ended with {self._process.poll()}:", *lines[-_LINES:]])
 
     def wait_until_ready(self, ask: Callable[[Server], dict[str, Any]]) -> None:
@@ -132,6 +143,7 @@ def running(
     words: Sequence[str],
     environment: Mapping[str, str],
     ready: Callable[[Server], dict[str, Any]],
+    cause: Callable[[str], str | None] = lambda log: None,
 ) -> Iterator[Server]:
     """Start a server on a free port of this machine; leaving the context stops it.
 
@@ -141,6 +153,7 @@ def running(
         words: of its command line, but for these.
         environment: to set for it, beside this process's own.
         ready: asks it what it says of itself.
+        cause: why it ended, from its output; None where that does not say.
 
     Raises:
         EngineError: it does not start; with the reason that a rank reported, else the end of its output.
@@ -158,7 +171,7 @@ def running(
                 env={**os.environ, HANDSHAKE: str(folder / "reports"), **environment},
                 start_new_session=True,  # an interrupt at the terminal is this process's to handle
             )
-        server = Server(engine, process, f"http://127.0.0.1:{port}", folder)
+        server = Server(engine, process, f"http://127.0.0.1:{port}", folder, cause)
         try:
             server.wait_until_ready(ready)
             yield server

@@ -48,7 +48,7 @@ def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:
 
     wanted = getattr(torch, dtype)
     hollow = hollow_target(model)
-    if _fill(hollow, _mapped(Path(model)), wanted):
+    if _fill(hollow, mapped_tensors(Path(model)), wanted):
         return TargetFingerprint.of(find_anatomy(hollow))
     loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=wanted)
     return TargetFingerprint.of(find_anatomy(loaded.eval()))
@@ -59,7 +59,33 @@ def hollow_anatomy(model: str) -> Anatomy:
     return find_anatomy(hollow_target(model))
 
 
-def _mapped(directory: Path) -> dict[str, Tensor]:
+def final_norm_of(model: str, dtype: torch.dtype) -> nn.Module:
+    """The norm between the stream's end and the output layer, of Hugging Face's class, in ``dtype``.
+
+    Only its own tensors are read where the checkpoint holds them under their own names; else the model is
+    loaded once, on the CPU.
+
+    Raises:
+        ModelError: there is no such model, or its family has no such norm.
+    """
+    from transformers import AutoModelForCausalLM
+
+    anatomy = hollow_anatomy(model)
+    if anatomy.final_norm is None or anatomy.final_norm_name is None:
+        raise ModelError(f"{model}: {type(anatomy.model).__name__} has no norm before its output layer")
+    own = {f"{anatomy.final_norm_name}.{name}": name for name in anatomy.final_norm.state_dict()}
+    found = {} if _renamed(anatomy.model) else mapped_tensors(Path(model))
+    if own.keys() <= found.keys():
+        state = {short: found[name].to(dtype) for name, short in own.items()}
+        anatomy.final_norm.load_state_dict(state, assign=True)
+        return anatomy.final_norm
+    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+    norm = find_anatomy(loaded.eval()).final_norm
+    assert norm is not None
+    return norm
+
+
+def mapped_tensors(directory: Path) -> dict[str, Tensor]:
     """A checkpoint's tensors, mapped into memory; empty where it is not one of safetensors files."""
     index = directory / "model.safetensors.index.json"
     try:

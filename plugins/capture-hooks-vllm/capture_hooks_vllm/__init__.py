@@ -1,0 +1,1 @@
+"""vLLM for capture-hooks: capture engine and server of proven heads."""

@@ -1,0 +1,1 @@
+"""Inside vLLM's processes."""

@@ -1,0 +1,134 @@
+"""In vLLM's worker processes: when a worker is complete, its witness is shown and its report written.
+
+One method of vLLM's is wrapped, ``WorkerWrapperBase.initialize_from_config``: the worker is there by then,
+with weights and KV cache.  It is given a ``compile_or_warm_up_model`` that goes on to prove the wiring,
+which is the last thing that happens before the scheduler exists: whatever raises here ends the start.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from typing import Any
+
+from capture_hooks.errors import CaptureHooksError, EngineError
+from capture_hooks.heads import HeadDescription, Witness, inspect_head
+from capture_hooks.launch.reports import HANDSHAKE, Outcome, Report, directory_of, verify_of
+
+from ..activate import HEAD
+from .limits import check_worker
+from .passes import layers_of
+from .proof import prove
+
+logger = logging.getLogger("vllm.capture_hooks")
+
+
+def follow_workers() -> None:
+    """Wrap the one method; a second call changes nothing."""
+    from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+    original = WorkerWrapperBase.initialize_from_config
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def initialize(wrapper: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(wrapper, *args, **kwargs)
+        worker = wrapper.worker
+        warm_up = worker.compile_or_warm_up_model
+
+        def warm_up_and_report() -> Any:
+            times = warm_up()
+            _report(worker)
+            del worker.compile_or_warm_up_model  # the class's own again
+            return times
+
+        worker.compile_or_warm_up_model = warm_up_and_report
+        return done
+
+    WorkerWrapperBase.initialize_from_config = initialize
+
+
+def _report(worker: Any) -> None:
+    """Prove, report, refuse.
+
+    Raises:
+        CaptureHooksError: the head cannot be read or shown.
+        EngineError: in strict mode, when another wiring fits better or the evidence is too thin.
+    """
+    verify = verify_of(os.environ)
+    head = _head()
+    try:
+        verdict, message = _judge(worker, head, verify != "off")
+    except CaptureHooksError as error:
+        _write(worker, head, "failed", str(error))
+        raise
+    _write(worker, head, verdict, message)
+    if verdict == "matches":
+        logger.info("capture-hooks: witness %s", message)
+    elif verdict != "unverified" and (verdict == "drift" or verify == "warn"):
+        logger.warning("capture-hooks: witness %s", message)
+    elif verdict != "unverified":
+        raise EngineError(f"this server would feed the head other states than it was trained on. {message}")
+
+
+def _head() -> HeadDescription | None:
+    """The head to prove.  Ids that contradict its section are for the witness to find."""
+    directory = os.environ.get(HEAD)
+    return inspect_head(directory, ids=False) if directory else None
+
+
+def _judge(worker: Any, head: HeadDescription | None, verify: bool) -> tuple[Outcome, str]:
+    if head is None:
+        return "unverified", "there is no head to prove"
+    if not verify:
+        return "unverified", "CAPTURE_HOOKS_VERIFY is off"
+    if head.section is None:
+        raise EngineError(f"{head.directory} has no capture section: there is nothing to prove")
+    check_worker(worker, head)
+    witness = Witness.load(head.directory / head.section.witness.file)
+    proof = prove(worker, head.file_inputs, witness)
+    return proof.verdict, str(proof)
+
+
+def _write(worker: Any, head: HeadDescription | None, verdict: Outcome, message: str) -> None:
+    directory = directory_of(os.environ, HANDSHAKE)
+    if directory is None:
+        return
+    parallel = worker.vllm_config.parallel_config
+    Report(
+        rank=worker.rank,
+        replica=parallel.data_parallel_index,
+        source=f"the head {head.directory}" if head is not None else "nobody",
+        points=[str(point) for point in head.file_inputs] if head is not None else [],
+        boundaries=list(layers_of(worker.model_runner.get_model())),
+        mechanism="native",
+        reason="",
+        verdict=verdict,
+        message=message,
+        ranks=parallel.world_size * parallel.data_parallel_size,
+        settings=_settings(worker.vllm_config),
+    ).write(directory)
+
+
+def _settings(config: Any) -> dict[str, str]:
+    """What changes the bits, as vLLM resolved it."""
+    import torch
+    import vllm
+
+    parallel = config.parallel_config
+    told = {
+        "version": vllm.__version__,
+        "torch": torch.__version__,
+        "device": config.device_config.device_type,
+        "dtype": str(config.model_config.dtype).removeprefix("torch."),
+        "quantization": config.model_config.quantization,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "data_parallel_size": parallel.data_parallel_size,
+        "compilation": config.compilation_config.mode.name,
+        "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "max_model_len": config.model_config.max_model_len,
+        "num_speculative_tokens": config.num_speculative_tokens or None,
+    }
+    return {name: str(value) for name, value in told.items() if value is not None}

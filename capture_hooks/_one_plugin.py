@@ -27,7 +27,7 @@ KINDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             *("count", "primary", "overrides", "to_points", "from_points", "captured", "default"),
         ),
         "readers": ("library", "versions", "source", "rank", "read_on", "read"),
-        "formats": ("recognises",),
+        "formats": ("recognises", "meaning", "pickles", "says_points", "resumes", "open", "write"),
         "engines": ("capture", "decode", "serve"),
         "commands": ("function", "help"),
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .conventions.contract import Convention, Reader
     from .decoding.contract import EngineProvider
     from .heads.contract import HeadProvider
-    from .store.contract import DumpFormat
+    from .store.formats import DumpFormat
 
 PROJECT: Final = "capture_hooks"
 
@@ -50,7 +50,7 @@ def capture_hooks_readers() -> Sequence[Reader]:  # type: ignore[empty-body]
 
 @hookspec
 def capture_hooks_formats() -> Sequence[DumpFormat]:  # type: ignore[empty-body]
-    """Other libraries' hidden-state dump formats."""
+    """Formats of hidden-state dumps."""
 
 
 @hookspec

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .conventions.contract import Convention, Reader
     from .decoding.contract import EngineProvider
     from .heads.contract import HeadProvider
-    from .store.contract import DumpFormat
+    from .store.formats import DumpFormat
 
 __all__ = [
     "GROUP",
@@ -117,7 +117,7 @@ class Registry:
 
     @property
     def formats(self) -> Contributions[DumpFormat]:
-        """Other libraries' dump formats, by name."""
+        """Formats of hidden-state dumps, by name."""
         return self._contributions("formats")
 
     @property
@@ -190,8 +190,7 @@ def build_registry(
     Raises:
         PluginError: two plugins of one name, a malformed variable, or in strict mode any broken plugin.
     """
-    from . import __version__
-    from .conventions import builtin  # here, because conventions look themselves up in the registry
+    from . import __version__, _core  # here, because conventions look themselves up in the registry
 
     environ = os.environ if environ is None else environ
     autoload = not _flag(environ, "CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD")
@@ -201,7 +200,7 @@ def build_registry(
     found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
 
     origins = {_CORE: Origin(_CORE, "capture-hooks", __version__)}
-    loaded = [LoadedPlugin.register(builtin, origins[_CORE])]
+    loaded = [LoadedPlugin.register(_core, origins[_CORE])]
     broken = []
     seen: set[str] = set()
     for entry_point in sorted(found, key=lambda e: (e.name, e.value)):

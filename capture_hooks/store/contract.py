@@ -1,27 +1,14 @@
-"""The contracts of what states come from: another library's dump, or an engine that runs the target."""
+"""The contract of an engine that runs the target and gives states."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
 from ..errors import EngineError
-
-
-@runtime_checkable
-class DumpFormat(Protocol):
-    """A format contributed by ``capture_hooks_formats``."""
-
-    @property
-    def name(self) -> str: ...
-
-    def recognises(self, directory: Path) -> bool:
-        """Whether ``directory`` is of this format, judged without loading any pickle."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

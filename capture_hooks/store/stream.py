@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +17,10 @@ from typing import BinaryIO, Final, Self
 import torch
 from torch import Tensor
 
+#: A tensor, or several of two or more axes that lie side by side along the second.
+Piece = Tensor | tuple[Tensor, ...]
 #: A file's tensors by name, in its order, each as pieces that lie end to end along the first axis.
-Columns = Mapping[str, Sequence[Tensor]]
+Columns = Mapping[str, Sequence[Piece]]
 
 CODES: Final = {
     torch.float32: "F32",
@@ -57,28 +60,37 @@ class TensorStream:
         if self._thread is not None:
             self._thread.shutdown()
 
-    def put(self, data: bytes | Tensor) -> int:
-        """Append bytes, or a CPU tensor's values in row-major order; returns how many bytes.
+    def put(self, data: bytes | Piece) -> int:
+        """Append bytes, or values of CPU tensors in row-major order; returns how many bytes.
 
-        A tensor that is not contiguous is gathered chunk by chunk.  One that is must not change before the
-        stream is closed.
+        Tensors that are not contiguous, or lie side by side, are gathered chunk by chunk.  One that is
+        contiguous must not change before the stream is closed.
         """
         if isinstance(data, bytes):
             return self._write(memoryview(data))
-        if data.is_contiguous():
+        if isinstance(data, Tensor) and data.is_contiguous():
             whole = view(data)
             return sum(self._write(whole[at : at + _CHUNK]) for at in range(0, len(whole), _CHUNK))
-        row = data[0].numel() * data.element_size()
-        return sum(self._gather(rows) for rows in torch.split(data, max(1, _CHUNK // row)))
+        if isinstance(data, Tensor):
+            data = (data if data.ndim > 1 else data[:, None],)
+        rows, *rest = shape_of(data)
+        row = math.prod(rest) * data[0].element_size()
+        step = max(1, _CHUNK // row)
+        return sum(
+            self._gather(tuple(block[at : at + step] for block in data), row) for at in range(0, rows, step)
+        )
 
-    def _gather(self, rows: Tensor) -> int:
-        needed = rows.numel() * rows.element_size()
+    def _gather(self, blocks: tuple[Tensor, ...], row: int) -> int:
+        needed = len(blocks[0]) * row
         if not self._spare or self._spare[0].numel() < needed:
             self._wait(0)
             self._spare = [torch.empty(max(needed, _CHUNK), dtype=torch.uint8) for _ in range(_WAITING + 1)]
         buffer = self._spare[self._used][:needed]
         self._used = (self._used + 1) % len(self._spare)
-        buffer.view(rows.dtype).view(rows.shape).copy_(rows)
+        gathered, at = buffer.view(blocks[0].dtype).view(shape_of(blocks)), 0
+        for block in blocks:
+            gathered[:, at : at + block.shape[1]] = block
+            at += block.shape[1]
         return self._write(view(buffer))
 
     def _write(self, part: memoryview) -> int:
@@ -98,9 +110,10 @@ def write_columns(stream: TensorStream, columns: Columns) -> int:
     header: dict[str, object] = {}
     at = 0
     for name, pieces in columns.items():
-        first = pieces[0]
-        shape = [sum(len(piece) for piece in pieces), *first.shape[1:]]
-        size = sum(piece.numel() for piece in pieces) * first.element_size()
+        first = pieces[0] if isinstance(pieces[0], Tensor) else pieces[0][0]
+        shapes = [shape_of(piece) for piece in pieces]
+        shape = [sum(rows for rows, *_ in shapes), *shapes[0][1:]]
+        size = math.prod(shape) * first.element_size()
         header[name] = {"dtype": CODES[first.dtype], "shape": shape, "data_offsets": [at, at + size]}
         at += size
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -109,9 +122,17 @@ def write_columns(stream: TensorStream, columns: Columns) -> int:
     return written + sum(stream.put(piece) for piece in _pieces(columns))
 
 
-def _pieces(columns: Columns) -> Iterator[Tensor]:
+def _pieces(columns: Columns) -> Iterator[Piece]:
     for pieces in columns.values():
         yield from pieces
+
+
+def shape_of(piece: Piece) -> list[int]:
+    """Its shape as one tensor."""
+    if isinstance(piece, Tensor):
+        return list(piece.shape)
+    rows, _, *rest = piece[0].shape
+    return [rows, sum(block.shape[1] for block in piece), *rest]
 
 
 def view(tensor: Tensor) -> memoryview:

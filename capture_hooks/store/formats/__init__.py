@@ -3,7 +3,7 @@
 from .contract import DumpFormat, Facts, Meaning, NormState, Plan, Rows, Source
 from .convert import Conversion, convert_dump
 from .declared import Declared
-from .describe import DumpDescription, describe
+from .describe import DumpDescription, describe, recognised
 
 __all__ = [
     "Conversion",
@@ -18,4 +18,5 @@ __all__ = [
     "Source",
     "convert_dump",
     "describe",
+    "recognised",
 ]

@@ -21,18 +21,21 @@ class Meaning:
 
     Attributes:
         library, versions: whose code was read.
-        source: file and line in that library.
-        last: the norm state of the last hidden state; None where the library itself is of two minds, or a
-            file says it.
+        last: the norm state of the last hidden state; None where that differs from file to file.
+        about_last: how that is known, with file and line.
         mask_lag: its trainer weights the prediction of x[p] by ``loss_mask[p - mask_lag]``; None where files
             have no mask.
+        about_mask: how that is known, with file and line.
+        wants: the norm state that a writer must give it; None for either.
     """
 
     library: str
     versions: str
-    source: str
     last: NormState | None
+    about_last: str
     mask_lag: int | None
+    about_mask: str
+    wants: NormState | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +48,9 @@ class Rows:
         loss_mask: [T] bool, the file's marks unmoved; None where it has none.
         inputs: [T, K*H] the captured inputs in the file's order; rows may be strided.
         last: [T, H] the last hidden state.
+        stored: the file's own tensors that the two are views of, to be looked at whole.
         name: what the format calls the sequence (ModelOpt's conversation id); None where it has no name.
+        norm: norm state of ``last`` where the file itself says it.
     """
 
     place: str
@@ -53,7 +58,9 @@ class Rows:
     loss_mask: Tensor | None
     inputs: Tensor
     last: Tensor
+    stored: tuple[Tensor, ...]
     name: str | None = None
+    norm: NormState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +71,9 @@ class Facts:
         dtype: of its states, e.g. ``"bfloat16"``.
         width: columns of ``inputs``.
         hidden: columns of ``last``.
-        slots: into how many states of ``hidden`` columns ``width`` divides, where all are that wide.
         last: norm state where the dump itself says it.
         spec: the points where the dump itself says them.
+        uniform: whether all inputs are as wide as ``last``.
         says: anything else it says of itself, by name.
         dropped: names of what it holds that no other format has a place for.
     """
@@ -74,11 +81,16 @@ class Facts:
     dtype: str
     width: int
     hidden: int
-    slots: int | None
     last: NormState | None = None
     spec: CaptureSpec | None = None
+    uniform: bool = True
     says: Mapping[str, str] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
+
+    @property
+    def slots(self) -> int | None:
+        """How many states of ``hidden`` columns ``inputs`` are; None where they are of other widths."""
+        return self.width // self.hidden if self.uniform and self.width % self.hidden == 0 else None
 
 
 class Source(Protocol):
@@ -88,6 +100,10 @@ class Source(Protocol):
     def facts(self) -> Facts: ...
 
     def __len__(self) -> int: ...
+
+    def place(self, index: int) -> str:
+        """Where a sequence lies, for messages."""
+        ...
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Token ids [T] int64 and marks [T] bool of one sequence, without looking at its states.
@@ -140,6 +156,11 @@ class DumpFormat(Protocol):
     @property
     def pickles(self) -> bool:
         """Whether its files are pickles, which are opened only on request."""
+        ...
+
+    @property
+    def says_points(self) -> bool:
+        """Whether its dumps name their target and points, so that a writer has to know them."""
         ...
 
     @property

@@ -1,0 +1,138 @@
+"""Dumps of one file for each sequence: their order, and what every file must be."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import StoreError
+from ..shard import DTYPES
+from .contract import Facts, Rows
+
+
+def numbered(paths: Sequence[Path]) -> list[Path]:
+    """In one order on every file system, ``data_2`` before ``data_10``."""
+
+    def parts(path: Path) -> list[tuple[int, str]]:
+        words = re.findall(r"\d+|\D+", str(path))
+        return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
+
+    return sorted(paths, key=parts)
+
+
+class FileSource(ABC):
+    """A `Source` over files in the order given; all must hold states of one dtype and width.
+
+    Raises:
+        StoreError: there is no file, or the first is damaged.
+    """
+
+    def __init__(self, directory: Path, files: Sequence[Path]) -> None:
+        if not files:
+            raise StoreError(f"{directory} holds no file of this format")
+        self.directory, self.files = directory, files
+        first = self._read(files[0])
+        self.facts = Facts(
+            dtype=str(first.last.dtype).removeprefix("torch."),
+            width=first.inputs.shape[1],
+            hidden=first.last.shape[1],
+            last=first.norm,
+            dropped=self._dropped(),
+        )
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def place(self, index: int) -> str:
+        return str(self.files[index])
+
+    def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
+        rows = self._read(self.files[index])
+        return rows.token_ids, rows.loss_mask
+
+    def rows(self, index: int) -> Rows:
+        path = self.files[index]
+        rows, facts = self._read(path), self.facts
+        found = (str(rows.last.dtype).removeprefix("torch."), rows.inputs.shape[1], rows.last.shape[1])
+        wanted = (facts.dtype, facts.width, facts.hidden)
+        if found != wanted:
+            raise StoreError(
+                f"{path} holds {found[0]} states of {found[1]} + {found[2]} columns, "
+                f"{self.files[0]} {wanted[0]} of {wanted[1]} + {wanted[2]}: one dump has one kind"
+            )
+        if rows.norm != facts.last:
+            raise StoreError(
+                f"{path} calls its last hidden state {rows.norm or 'neither normed nor unnormed'}, "
+                f"{self.files[0]} {facts.last or 'neither'}: one dump has one kind"
+            )
+        return rows
+
+    @abstractmethod
+    def _read(self, path: Path) -> Rows:
+        """One file, each tensor checked."""
+
+    def _dropped(self) -> tuple[str, ...]:
+        """What its files hold that no other format has a place for."""
+        return ()
+
+
+def tensor_in(path: Path, content: Mapping[str, Any], name: str) -> Tensor:
+    """A tensor of a file's dict.
+
+    Raises:
+        StoreError: it has none of that name.
+    """
+    if not isinstance(value := content.get(name), Tensor):
+        what = "has no" if value is None else f"has a {type(value).__name__} as"
+        raise StoreError(f"{path} {what} {name!r}; its keys are {', '.join(map(str, content))}")
+    return value
+
+
+def token_ids(path: Path, ids: Tensor) -> Tensor:
+    """Token ids as [T] int64.
+
+    Raises:
+        StoreError: they are not [T] integers, or none at all.
+    """
+    if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or not len(ids):
+        raise StoreError(f"{path}: token ids are [T] integers, not {tuple(ids.shape)} of {ids.dtype}")
+    return ids.long()
+
+
+def marks(path: Path, mask: Tensor, tokens: int) -> Tensor:
+    """A loss mask as [T] bool.
+
+    Raises:
+        StoreError: it is not [T] of 0 and 1.
+    """
+    if mask.shape != (tokens,) or (mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all())):
+        raise StoreError(
+            f"{path}: a loss mask of {tokens} tokens is ({tokens},) of 0 and 1, not {tuple(mask.shape)} "
+            f"with values up to {mask.max() if mask.numel() else None}"
+        )
+    return mask.bool()
+
+
+def states(path: Path, name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Tensor:
+    """States of that shape (None for any size but 0), contiguous, in a dtype that can be stored.
+
+    Raises:
+        StoreError: they are anything else.
+    """
+    fits = tensor.ndim == len(shape) and all(
+        found == wanted or (wanted is None and found)
+        for found, wanted in zip(tensor.shape, shape, strict=False)
+    )
+    if not fits or tensor.dtype not in DTYPES.values() or tensor.layout != torch.strided:
+        wanted = ", ".join("any" if size is None else str(size) for size in shape)
+        raise StoreError(
+            f"{path}: {name} is ({wanted}) of {', '.join(DTYPES)}, not {tuple(tensor.shape)} of "
+            f"{tensor.dtype}"
+        )
+    return tensor.contiguous()

@@ -73,7 +73,7 @@ def answer(question: Any, *arguments: Any) -> Any:
 
 
 @names
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(request=requests)
 def test_reading_ids_is_total_and_keeps_meaning_apart_from_what_happens(
     name: str, request: tuple[int, list[Any]]
@@ -93,7 +93,7 @@ def test_reading_ids_is_total_and_keeps_meaning_apart_from_what_happens(
 
 
 @names
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(request=requests)
 def test_ids_give_points_that_give_ids_of_the_same_states(name: str, request: tuple[int, list[Any]]) -> None:
     n, ids = request
@@ -122,7 +122,7 @@ def of_depth(n: int) -> st.SearchStrategy[tuple[int, list[Point]]]:
 
 
 @names
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(request=layers.flatmap(of_depth))
 def test_points_give_ids_that_give_these_points(name: str, request: tuple[int, list[Point]]) -> None:
     n, points = request
@@ -145,7 +145,7 @@ def test_the_default_lies_inside_the_model(name: str, n: int) -> None:
 
 
 @names
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 @given(request=requests)
 def test_states_come_out_in_the_order_that_is_stated(name: str, request: tuple[int, list[Any]]) -> None:
     n, ids = request

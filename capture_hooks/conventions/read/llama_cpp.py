@@ -1,8 +1,8 @@
 """llama.cpp: ``target_layers`` of a GGUF file, inputs of layers, in the order of the list.
 
 The converter copies an EAGLE-3 head's top-level ids as they are and adds one to a DFlash head's.  A target's
-graph has to expose its layers' inputs, which those of 19 architectures do, and id n is one more tensor, which
-is the un-normed end in some of them and the final norm in others.
+graph has to expose its layers' inputs, which those of 19 architectures do.  Id n is one more tensor: the
+un-normed end in some graphs, the final norm in others, and in most of them memory that nothing was written to.
 """
 
 from __future__ import annotations
@@ -41,10 +41,13 @@ class LlamaCpp(TableConvention):
     versions = _VERSION
     families: ClassVar[tuple[str, ...]] = _NOTHING
     key: ClassVar[str] = _KEY
-    source: ClassVar[str] = f"{_EAGLE3}; src/models/llama.cpp:127"
+    source: ClassVar[str] = f"{_EAGLE3}; src/models/llama.cpp:127; src/llama-context.cpp:2022,2143-2148"
     limits: ClassVar[str] = f"The output of the last layer cannot be captured, normed or not. {_PREFIX}"
     count: ClassVar[int | None] = 3
-    outside: ClassVar[str] = "is no layer's input that the target's graph exposes: it aborts"
+    outside: ClassVar[str] = (
+        "is no layer's input that this target's graph exposes: it aborts, or, for n, reads a buffer that is "
+        "never filled"
+    )
 
     def states(self, n_layers: int) -> Mapping[int, Point]:
         """Every layer's input."""
@@ -105,6 +108,7 @@ class LlamaCppDflash(LlamaCpp):
     key: ClassVar[str] = _DFLASH_KEY
     primary = False
     source = _DFLASH
+    outside = "is no layer's input that this target's graph exposes: it aborts"
     limits = f"Neither the embedding nor the output of the last layer can be captured. {_PREFIX}"
     count = None
 

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..hookspecs import hookimpl
-from . import read, sglang, transformers, vllm
+from . import read, sglang, transformers, vllm, vllm_dflash, vllm_reader
 from .contract import Convention, Reader
 
 
 @hookimpl
 def capture_hooks_conventions() -> Sequence[Convention]:
     """What each library's ids mean."""
-    return [*sglang.CONVENTIONS, *vllm.CONVENTIONS, *transformers.CONVENTIONS, *read.CONVENTIONS]
+    return [
+        *sglang.CONVENTIONS,
+        *vllm.CONVENTIONS,
+        *vllm_dflash.CONVENTIONS,
+        *transformers.CONVENTIONS,
+        *read.CONVENTIONS,
+    ]
 
 
 @hookimpl
 def capture_hooks_readers() -> Sequence[Reader]:
     """How engines read a head's ``config.json``."""
-    return [*read.READERS]
+    return [*vllm_reader.READERS, *read.READERS]

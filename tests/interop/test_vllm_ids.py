@@ -1,0 +1,215 @@
+"""vLLM's conventions and readers against vLLM 0.32: its readers, setters and loops, on tiny random models."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peer import Peer, PeerError
+
+from capture_hooks.conventions import convention_for
+from capture_hooks.conventions.vllm_families import TRANSFORMERS_BACKEND, WITHOUT_EAGLE3
+from capture_hooks.errors import ConventionError
+from capture_hooks.plugins import registry
+
+VERSION = "0.32.0"
+#: One of each loop that runs here, and the transformers backend (``smollm3`` to ``phi``).
+FAMILIES = (
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "phi3",
+        "granite",
+        "apertus",
+        "ernie4_5",
+        "ministral3",
+        "llama4_text",
+    ),
+    *("gpt_oss", "qwen3_moe", "gemma4_text", "deepseek_v2", "deepseek_v3"),
+    *("smollm3", "olmo2", "gpt_neox", "phi"),
+)
+DEPTHS = st.sampled_from([1, 2, 3, 5, 7])
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Iterator[Peer]:
+    peer = Peer("vllm", "vllm_ids")
+    yield peer
+    peer.close()
+
+
+def boundaries(points, n):
+    return [point.resolve(n).boundary for point in points]
+
+
+def theirs(ask, *args):
+    try:
+        return ask(*args)
+    except PeerError as error:
+        if error.kind == "AssertionError":  # the worker's own
+            raise
+        return error.kind
+
+
+def ours(answer, n):
+    try:
+        return boundaries(answer().points, n)
+    except ConventionError:
+        return None
+
+
+def agree(mine, peer):
+    assert (mine is None) if isinstance(peer, str) else (mine == peer), (mine, peer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(deadline=None, max_examples=25)
+@given(data=st.data(), n=DEPTHS)
+def test_what_the_loop_captures_is_what_the_convention_says(vllm, family, data, n):
+    ids = data.draw(
+        st.one_of(
+            st.lists(st.integers(-2, n + 2), min_size=1, max_size=5),
+            st.lists(st.integers(0, n), min_size=1, max_size=4, unique=True).map(sorted),
+        )
+    )
+    chosen = convention_for("vllm", family, version=VERSION)
+    peer = theirs(vllm, "captured", family, n, ids)
+    agree(ours(lambda: chosen.captured(ids, n), n), peer)
+    try:
+        points = chosen.to_points(ids, n)
+    except ConventionError:
+        return
+    assert boundaries(points, n) == peer
+    assert len(peer) == len(ids)
+    assert chosen.captured(ids, n).quirks == ()
+    assert chosen.from_points(points, n) == ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7])
+def test_the_default_layers(vllm, family, n):
+    chosen = convention_for("vllm", family, version=VERSION)
+    agree(ours(lambda: chosen.default(n), n), theirs(vllm, "default", family, n))
+
+
+def test_a_target_without_the_interface(vllm):
+    assert theirs(vllm, "captured", "gpt2", 3, [1]) == "AttributeError"
+    with pytest.raises(ConventionError, match="have no EAGLE-3 interface"):
+        convention_for("vllm", "gpt2", version=VERSION).captured([1], 3)
+
+
+def test_the_tables_of_families(vllm):
+    """Every model type that transformers knows, where vLLM's class can be imported."""
+    claimed = {"backend": set(TRANSFORMERS_BACKEND), "none": set(WITHOUT_EAGLE3)}
+    groups = vllm("groups", vllm("model_types"))
+    assert len(groups) > 200
+    for model_type, group in groups.items():
+        name = convention_for("vllm", model_type, version=VERSION).name
+        expected = {"backend": name == "vllm.transformers", "none": name in ("vllm.none", "vllm.none-0.32")}
+        assert expected.get(group, model_type not in claimed["backend"] | claimed["none"]), (model_type, name)
+
+
+junk = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.text(max_size=2),
+    st.integers(-2, 9),
+    st.sampled_from([1.0, 2.5]),
+    st.dictionaries(st.sampled_from(["layer_ids", "a"]), st.integers(0, 3), max_size=1),
+    st.lists(st.one_of(st.integers(-1, 7), st.sampled_from(["1", None, True, 2.0, 2.5, [1]])), max_size=3),
+)
+ids = st.one_of(
+    st.lists(st.integers(0, 6), min_size=1, max_size=3, unique=True).map(sorted),
+    st.lists(st.integers(-2, 8), max_size=4),
+    junk,
+)
+KEYS = {
+    "eagle_aux_hidden_state_layer_ids": ids,
+    "dspark_target_layer_ids": ids,
+    "target_layer_ids": ids,
+    "dflash_config": st.one_of(
+        junk, st.fixed_dictionaries({}, optional={"target_layer_ids": ids, "layer_ids": ids})
+    ),
+    "eagle_config": st.one_of(
+        junk,
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "eagle_aux_hidden_state_layer_ids": ids,
+                "layer_ids": ids,
+                "use_aux_hidden_state": st.sampled_from([True, False, None]),
+            },
+        ),
+    ),
+}
+DRAFT = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 1,
+    "vocab_size": 128,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+}
+METHODS = {"eagle3": "LlamaForCausalLMEagle3", "dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel"}
+
+
+@st.composite
+def raw_configs(draw):
+    method = draw(st.sampled_from(sorted(METHODS)))
+    keys = draw(st.fixed_dictionaries({}, optional=KEYS))
+    return {**DRAFT, "architectures": [METHODS[method]], **keys}, method
+
+
+@st.composite
+def speculators_configs(draw):
+    kind = draw(st.sampled_from(["eagle3", "peagle", "dflash", "dflash2", "dspark", "mtp", None]))
+    config = {
+        "architectures": ["x"],
+        "speculators_config": {"algorithm": "x"},
+        "speculators_model_type": kind,
+        "transformer_layer_config": {
+            **DRAFT,
+            "model_type": draw(st.sampled_from(["llama", "qwen3", "gemma3_text"])),
+            **draw(st.fixed_dictionaries({}, optional=KEYS)),
+        },
+        **draw(
+            st.fixed_dictionaries(
+                {}, optional={"aux_hidden_state_layer_ids": ids, "mask_token_id": st.just(3), **KEYS}
+            )
+        ),
+    }
+    return config, {"peagle": "eagle3", "dflash2": "dflash"}.get(kind, kind) or "eagle3"
+
+
+@pytest.mark.parametrize(("runner", "reader"), [("v1", "vllm.v1"), ("v2", "vllm.v2-0.30")])
+@settings(deadline=None, max_examples=400)
+@given(request=st.one_of(raw_configs(), speculators_configs()), n=st.sampled_from([5, 7]))
+def test_what_a_runner_reads(vllm, runner, reader, request, n):
+    config, method = request
+    if runner == "v1" and method == "dspark":
+        assert registry().readers[reader].read(config, "llama", n).captured is None
+        return
+    peer = theirs(vllm, "read", runner, config, method, n)
+    reading = registry().readers[reader].read(config, "llama", n)
+    if reading.captured is None:
+        assert reading.refusal
+        assert isinstance(peer, str), (reading, peer)
+        return
+    mine = boundaries(reading.captured.points, n)
+    assert mine == ([None] if peer is None else peer), reading
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    config=st.dictionaries(st.sampled_from([*KEYS, "speculators_config", "architectures"]), junk),
+    family=st.sampled_from(["llama", "deepseek_v3", "glm_moe_dsa", "gpt2", "smollm3", "deepseek_v4", "x"]),
+    n=st.integers(1, 9),
+)
+def test_every_config_is_answered_or_refused(config, family, n):
+    for reader in registry().readers.values():
+        if reader.library == "vllm":
+            reading = reader.read(config, family, n)
+            assert (reading.captured is None) == (reading.refusal is not None)

@@ -50,7 +50,15 @@ def train(
     ttt_steps: Annotated[
         int | None, typer.Option(help="Training-time-test steps (the head's 'steps').")
     ] = None,
-    init_from: Annotated[Path | None, typer.Option(help="Start from this head.")] = None,
+    init_from: Annotated[Path | None, typer.Option(help="Start from this head, in any layout.")] = None,
+    written_for: Annotated[
+        str | None,
+        typer.Option(help="The library whose layer ids --init-from has; or give --spec."),
+    ] = None,
+    accept_unverified: Annotated[
+        bool,
+        typer.Option("--accept-unverified", help="Take what a library's ids mean from its source alone."),
+    ] = False,
     init_from_target: Annotated[
         bool, typer.Option("--init-from-target", help="Start the head's layer from the target's last layer.")
     ] = False,
@@ -122,6 +130,8 @@ def train(
         spec=spec,
         draft_vocab=draft_vocab,
         init_from=str(init_from) if init_from is not None else None,
+        written_for=written_for,
+        accept_unverified=accept_unverified,
         steps=steps,
         epochs=epochs,
         max_minutes=max_minutes,

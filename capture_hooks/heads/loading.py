@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from ..capture.fingerprint import TargetFingerprint
 from ..errors import HeadError
 from ..plugins import registry
 from ..spec import CaptureSpec
-from . import files, foreign
-from .config import CaptureSection, model_type, number, read_section
+from . import files
+from .config import CaptureSection, number, read_section
 from .consistency import check_section, check_shapes
 from .contract import DraftHead
+from .formats.load import load_foreign
 from .readout import readout_of
 from .vocabulary import check_vocabulary
 from .witness import Witness, check_witness, warn
@@ -30,15 +31,24 @@ def load_head(
     model: nn.Module,
     *,
     spec: CaptureSpec | None = None,
+    written_for: str | None = None,
+    inputs: CaptureSpec | None = None,
+    settings: Mapping[str, Any] | None = None,
+    accept_unverified: bool = False,
     check_witness: bool = True,
 ) -> DraftHead:
     """Read a head and check it against itself and against its target.
 
     Args:
-        directory: what `save_head` wrote, or another library's raw EAGLE-3 checkpoint.
+        directory: what `save_head` wrote, or an EAGLE-3 head in another library's layout.
         model: the target it will draft for.
-        spec: the states the head eats, in the order of its ``fc`` columns.  Needed for a head
-            without a capture section; with one, it must name the same states in the same order.
+        spec: the states the head eats, in the order of its ``fc`` columns.  With a capture section it
+            must name the same states in the same order.
+        written_for: the library or convention that its layer ids were written for, such as "specforge".  A
+            head without a capture section needs one of the two, except in speculators' layout.
+        inputs: the same states in the order wanted; the head's columns and norms are moved to it.
+        settings: of the objective, for a head of another library (ours keeps its own).
+        accept_unverified: take a convention that was only read in its library's source.
         check_witness: show the target the witness's tokens and compare its states.
 
     Warns:
@@ -53,9 +63,8 @@ def load_head(
     section = read_section(config, str(place))
     anatomy = find_anatomy(model)
     if section is None:
-        if spec is None:
-            raise foreign.ambiguous(config, anatomy.n_layers, model_type(anatomy), str(place))
-        return _load_foreign(place, config, anatomy, spec)
+        head = load_foreign(place, anatomy, spec, written_for, accept_unverified, settings)
+        return _ready(_in_order_of(inputs, head, anatomy, str(place)), anatomy)
     check_section(config, section, str(place))
     _check_requested(spec, section, anatomy, str(place))
     tensors = _read_weights(place, section)
@@ -64,7 +73,11 @@ def load_head(
     draft_size = number(config, "draft_vocab_size", str(place))
     check_vocabulary(tensors, draft_size, section.target.vocab_size, str(place))
     _check_target(place, section, anatomy, witness if check_witness else None, model)
-    return _restore(section.head, tensors, config, section.capture_spec, section.order, anatomy)
+    if "d2t" not in tensors:
+        tensors["d2t"] = torch.zeros(anatomy.vocab_size, dtype=torch.int64)
+    own = section.capture_spec
+    head = _restore(section.head, tensors, config, own, section.order, anatomy)
+    return _ready(_in_order_of(inputs, head, anatomy, str(place)), anatomy)
 
 
 def _check_requested(spec: CaptureSpec | None, section: CaptureSection, anatomy: Anatomy, where: str) -> None:
@@ -154,50 +167,30 @@ def _quantised(anatomy: Anatomy) -> bool:
     return any(not parameter.is_floating_point() for parameter in anatomy.model.parameters())
 
 
-def _load_foreign(place: Path, config: dict[str, Any], anatomy: Anatomy, spec: CaptureSpec) -> DraftHead:
-    """A head of another library, with the spec that the caller vouches for."""
-    where = str(place)
-    name = foreign.provider_name(config, where)
-    if not (place / files.WEIGHTS).exists():
-        others = sorted(p.name for p in place.glob("*.bin")) + sorted(
-            p.name for p in place.glob("*.safetensors")
-        )
-        raise HeadError(
-            f"{where} has no {files.WEIGHTS}"
-            + (
-                f" but {', '.join(others)}; convert them into one safetensors file (pickles are never loaded)"
-                if others
-                else ""
-            )
-        )
-    _, tensors = files.read_tensors(place / files.WEIGHTS)
-    tensors = foreign.renamed(tensors)
-    absolute = spec.absolute(anatomy.n_layers)
-    absolute.resolve(anatomy.n_layers, anatomy.split_boundaries)
-    config = foreign.normalised(config, len(absolute), anatomy.hidden_size)
-    for field, value in (
-        ("vocab_size", anatomy.vocab_size),
-        ("target_hidden_size", anatomy.hidden_size),
-        ("num_aux_hidden_states", len(absolute)),
-    ):
-        if (found := number(config, field, where)) != value:
-            raise HeadError(f"{where}: {field} is {found}, and the target and the spec given ask for {value}")
-    check_shapes(config, files.infos_of(tensors), len(absolute) * anatomy.hidden_size, where)
-    check_vocabulary(tensors, number(config, "draft_vocab_size", where), anatomy.vocab_size, where)
-    warn(f"{where} carries no witness: that it eats {absolute} is taken on trust")
-    return _restore(name, tensors, config, absolute, range(len(absolute)), anatomy)
-
-
 def _restore(
     name: str,
-    tensors: dict[str, Tensor],
+    tensors: Mapping[str, Tensor],
     config: Mapping[str, Any],
     spec: CaptureSpec,
-    order: Any,
+    order: Sequence[int],
     anatomy: Anatomy,
 ) -> DraftHead:
-    if "d2t" not in tensors:
-        tensors["d2t"] = torch.zeros(anatomy.vocab_size, dtype=torch.int64)
     provider, readout = registry().heads[name], readout_of(anatomy, spec)
-    head = provider.restore(tensors, config, spec, tuple(order), anatomy, readout)
+    return provider.restore(tensors, config, spec, tuple(order), anatomy, readout)
+
+
+def _in_order_of(wanted: CaptureSpec | None, head: DraftHead, anatomy: Anatomy, where: str) -> DraftHead:
+    """The same head, its inputs in the order of ``wanted``."""
+    if wanted is None or wanted.inputs == head.spec.inputs:
+        return head
+    ours = head.spec.resolve(anatomy.n_layers, anatomy.split_boundaries).inputs
+    theirs = wanted.resolve(anatomy.n_layers, anatomy.split_boundaries).inputs
+    if set(ours) != set(theirs):
+        raise HeadError(f"{where} eats {head.spec}, and {wanted} was asked for; these are other states")
+    tensors, config = head.export([ours.index(site) for site in theirs])
+    spec = CaptureSpec(wanted.absolute(anatomy.n_layers).inputs, head.spec.target)
+    return _restore(head.name, tensors, config, spec, range(len(spec)), anatomy)
+
+
+def _ready(head: DraftHead, anatomy: Anatomy) -> DraftHead:
     return head.eval().to(next(anatomy.embedding.parameters()).device)

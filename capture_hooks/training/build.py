@@ -7,6 +7,7 @@ import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from ..capture.fingerprint import TargetFingerprint
 from ..errors import TrainingError
 from ..heads import load_head, readout_of
 from ..heads.contract import DraftHead
+from ..heads.files import read_config
 from ..plugins import registry
 from ..spec import CaptureSpec
 from ..store import Dump, Example, context_length
@@ -69,7 +71,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
         HeadError: for a head to start from that does not fit.
     """
     anatomy = find_anatomy(model)
-    start_from = load_head(config.init_from, model) if config.init_from is not None else None
+    start_from = _start(model, data, config)
     spec = _spec(anatomy, data, config, start_from)
     train_source = _source(data, anatomy, spec)
     if eval_data is None:
@@ -89,7 +91,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     if start_from is None:
         head = _create(config, spec, anatomy, choose_draft_vocabulary(counts, config.draft_vocab).token_ids)
     else:
-        head = _checked_start(start_from, config)
+        head = start_from
     _train_in_float32(head, anatomy)
     live = not all(isinstance(part, Dump) for part in (data, eval_data) if part is not None)
     capture = LiveCapture(model, spec, anatomy) if live else None
@@ -110,14 +112,42 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     )
 
 
+def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | None:
+    """The head to start from, in whichever layout, its inputs in the dump's order."""
+    if config.init_from is None:
+        return None
+    own = "capture" in read_config(Path(config.init_from))
+    if own and config.head_config:
+        raise TrainingError(
+            f"a head to start from keeps its own settings, but {', '.join(config.head_config)} were given too"
+        )
+    asked = CaptureSpec.parse(config.spec) if config.spec is not None else None
+    head = load_head(
+        config.init_from,
+        model,
+        spec=None if own else asked,
+        written_for=config.written_for,
+        inputs=data.manifest.spec if isinstance(data, Dump) else None,
+        settings=config.head_config,
+        accept_unverified=config.accept_unverified,
+    )
+    if own and asked is not None and asked.absolute(head.target_layers) != head.spec:
+        raise TrainingError(f"{config.init_from} eats {head.spec}, but {asked} was asked for")
+    if config.draft_vocab is not None and config.draft_vocab != len(head.draft_token_ids):
+        raise TrainingError(
+            f"{config.init_from} drafts {len(head.draft_token_ids)} tokens, but a draft vocabulary of "
+            f"{config.draft_vocab} was asked for; a head keeps its own"
+        )
+    if head.name != config.head:
+        raise TrainingError(f"{config.init_from} is a head of kind {head.name}, not {config.head}")
+    return head
+
+
 def _spec(anatomy: Anatomy, data: Data, config: TrainConfig, start_from: DraftHead | None) -> CaptureSpec:
-    asked = CaptureSpec.parse(config.spec).absolute(anatomy.n_layers) if config.spec is not None else None
     if start_from is not None:
-        if asked is not None and asked != start_from.spec:
-            raise TrainingError(f"{config.init_from} eats {start_from.spec}, but {asked} was asked for")
         return start_from.spec
-    if asked is not None:
-        return asked
+    if config.spec is not None:
+        return CaptureSpec.parse(config.spec).absolute(anatomy.n_layers)
     return data.manifest.spec if isinstance(data, Dump) else CaptureSpec.eagle3(anatomy.n_layers)
 
 
@@ -147,21 +177,6 @@ def _create(config: TrainConfig, spec: CaptureSpec, anatomy: Anatomy, draft_toke
     settings = provider.config_type(**config.head_config)
     torch.manual_seed(config.seed)
     return provider.create(settings, spec, anatomy, readout_of(anatomy, spec), draft_token_ids)
-
-
-def _checked_start(head: DraftHead, config: TrainConfig) -> DraftHead:
-    if config.draft_vocab is not None and config.draft_vocab != len(head.draft_token_ids):
-        raise TrainingError(
-            f"{config.init_from} drafts {len(head.draft_token_ids)} tokens, but a draft vocabulary of "
-            f"{config.draft_vocab} was asked for; a head keeps its own"
-        )
-    if head.name != config.head:
-        raise TrainingError(f"{config.init_from} is a head of kind {head.name}, not {config.head}")
-    if config.head_config:
-        raise TrainingError(
-            f"a head to start from keeps its own settings, but {', '.join(config.head_config)} were given too"
-        )
-    return head
 
 
 def _train_in_float32(head: DraftHead, anatomy: Anatomy) -> None:

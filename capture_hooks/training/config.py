@@ -31,7 +31,10 @@ class TrainConfig:
         head_config: fields of the head's own settings; what is left out keeps the head's default.
         spec: capture spec as text; None takes the dump's, or the field's default layers for live capture.
         draft_vocab: tokens the head can draft; None takes the target's whole vocabulary.
-        init_from: directory of a head to start from; it then decides spec and draft vocabulary.
+        init_from: a head to start from, in any library's layout; it then decides draft vocabulary and states
+            (a dump decides their order).  In another library's, ``spec`` is the order of its ``fc`` columns.
+        written_for: the library or convention that the layer ids of ``init_from`` were written for.
+        accept_unverified: take such a convention also if it was only read in the library's source.
         steps, epochs, max_minutes: the run ends at the first of those given.
         lr, schedule, warmup, min_lr: peak rate, shape, share of the run to warm up in, last share of ``lr``.
         batch_tokens: tokens per optimiser step over all processes and accumulation steps together.
@@ -57,6 +60,8 @@ class TrainConfig:
     spec: str | None = None
     draft_vocab: int | None = None
     init_from: str | None = None
+    written_for: str | None = None
+    accept_unverified: bool = False
     steps: int | None = None
     epochs: float | None = None
     max_minutes: float | None = None

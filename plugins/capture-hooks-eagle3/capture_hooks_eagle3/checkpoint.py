@@ -8,7 +8,6 @@ Those engines norm the input of a further layer under different names (SGLang ``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -117,11 +116,10 @@ def read_config(fields_: Mapping[str, Any]) -> Eagle3Config:
                 f"eagle3: config.json has {name} = {fields_[name]!r}; only {wanted!r} is supported"
             )
     training = fields_.get(SECTION, {})
-    unknown = set(training) - {field.name for field in fields(Eagle3Config)}
+    unknown = set(training) - set(_TRAINING)
     if unknown:
         raise HeadError(
-            f"eagle3: config.json: {SECTION} has unknown settings {sorted(unknown)}; "
-            "update capture-hooks-eagle3"
+            f"eagle3: {SECTION} has unknown settings {sorted(unknown)}; it takes {', '.join(_TRAINING)}"
         )
     settings: dict[str, Any] = {
         "rope": _rope(fields_),

@@ -2,7 +2,7 @@
 
 The converter copies an EAGLE-3 head's top-level ids as they are and adds one to a DFlash head's.  A target's
 graph has to expose its layers' inputs, which those of 19 architectures do.  Id n is one more tensor: the
-un-normed end in some graphs, the final norm in others, and in most of them memory that nothing was written to.
+un-normed end in some graphs, the final norm in others, and in most, memory that nothing was written to.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ class TorchSpecVllm(TorchSpec):
             else f"id {number} is beyond the last layer: left out"
             for number in dict.fromkeys(left_out)
         )
+        if numbers.count(n_layers - 1) > 1:
+            self._refuse(ids, n_layers, f"{n_layers - 1} stands there twice")
         rest = [number for number in numbers if number < n_layers - 1]
         if not rest:
             self._refuse(ids, n_layers, "nothing is left for the head")

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ...conventions.contract import Rank
+
 #: The norm flags of EAGLE-3 and 3.1 heads, and whether the head eats concatenated states at all.
 FLAGS: Final = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_aux_hidden_state")
 #: *honours* it; *ignores* it, taking ``absent`` whatever the file says; *other*: reads it as something else.
@@ -26,6 +28,8 @@ VERSIONS: Final[Mapping[str, str]] = {
     "speculators": "0.9.0",
     "modelopt": "0.47.0",
 }
+#: The day on which claims were taken from source that no test runs.
+READ_ON: Final = "2026-11-30"
 #: Engines that serve heads; the others train them.
 SERVERS: Final = ("sglang", "vllm")
 
@@ -49,6 +53,7 @@ class FlagRule:
     Attributes:
         keys: where it looks, in its order; a key elsewhere in the file is not seen.
         absent: what it takes where it finds none (or always, where it ignores the flag).
+        rank: whether our tests run the class, or the claim was taken from its source.
     """
 
     engine: str
@@ -58,6 +63,7 @@ class FlagRule:
     absent: bool
     keys: tuple[str, ...]
     source: str
+    rank: Rank
 
     def value(self, config: Mapping[str, Any]) -> bool:
         """What it takes from a config."""
@@ -74,7 +80,9 @@ def _rules(
     engine: str, draft: Draft, rows: Mapping[str, tuple[Treatment, bool, tuple[str, ...], str]]
 ) -> Iterator[FlagRule]:
     for flag, (does, absent, keys, place) in rows.items():
-        yield FlagRule(engine, draft, flag, does, absent, keys, cite(engine, place))
+        rank: Rank = "read" if draft == "mla" or flag == "use_aux_hidden_state" else "verified"
+        said = cite(engine, place) + ("" if rank == "verified" else f" (read {READ_ON}, not run)")
+        yield FlagRule(engine, draft, flag, does, absent, keys, said, rank)
 
 
 _IN_EAGLE_CONFIG: Final = ("eagle_config.norm_before_fc", "norm_before_fc")
@@ -162,11 +170,8 @@ ARCHITECTURES: Final[Mapping[str, Mapping[str, Draft]]] = {
         "MiniMaxM2ForCausalLM": "llama",
         "Eagle3Qwen2_5vlForCausalLM": "llama",
         "Eagle3Qwen3vlForCausalLM": "llama",
-        "PEagleDraftModel": "llama",
-        "PeagleLlamaForCausalLM": "llama",
         "Eagle3Qwen3ForCausalLM": "qwen3",
         "Qwen3ForCausalLM": "qwen3",
-        "PeagleQwen3ForCausalLM": "qwen3",
         "Eagle3DeepseekV2ForCausalLM": "mla",
         "DeepseekV2ForCausalLM": "mla",
         "Eagle3DeepseekV3ForCausalLM": "mla",

@@ -58,8 +58,8 @@ def differences(
     captured = [one_spelling(point, n_layers, split) for point in captured]
     if Counter(was) == Counter(now):
         return (
-            f"order permuted: fed {_list(captured)}, trained on {_list(trained)}; fc's columns meet "
-            f"other states",
+            f"order permuted: fed {_list(captured)}, trained on {_list(trained)}; fc's columns meet other "
+            f"states",
         )
     if len(was) != len(now):
         return _other_number(trained, captured, was, now)

@@ -38,9 +38,8 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
             check="ids.empty",
             severity="warning",
             what=f"{key} is an empty list",
-            why="vLLM takes it for a missing list and captures its default layers; SGLang's setters take "
-            "it as it "
-            "stands and capture nothing, or fail on its first element",
+            why="vLLM takes it for a missing list and captures its default layers; SGLang's setters take it "
+            "as it stands and capture nothing, or fail on its first element",
             do=f"write the ids into {key}, or remove it",
         )
         return
@@ -65,8 +64,8 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
             check="ids.unsorted",
             severity="warning",
             what=f"{key} = {ids} does not ascend",
-            why="servers concatenate by depth, whatever the order of the ids; a trainer that kept the list's "
-            "order trained fc on other columns",
+            why="servers concatenate by depth, whatever the order of the ids; a trainer that kept the "
+            "list's order trained fc on other columns",
             do="sort the ids and permute fc's columns along (capture-hooks convert does both)",
             source=_ORDER,
         )
@@ -76,8 +75,7 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
             severity="warning",
             what=f"{key} = {ids} has a negative id",
             why="no server counts from the end: SGLang adds one to it (-1 becomes the embedding), vLLM "
-            "captures "
-            "nothing for it",
+            "captures nothing for it",
             do="write absolute ids",
         )
 

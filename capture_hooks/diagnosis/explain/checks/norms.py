@@ -155,8 +155,7 @@ def _not_said(subject: Subject) -> Iterator[Finding]:
             severity="note",
             what="norm_before_residual is not said",
             why="readers of raw heads take false for it, vLLM's reader of speculators heads true; a head "
-            "that "
-            "was converted without it, or trained with it, is computed otherwise without a word",
+            "that was converted without it, or trained with it, is computed otherwise without a word",
             do="write norm_before_residual as it was trained",
             source=cite("vllm", "transformers_utils/configs/speculators/algos.py:33-35"),
         )

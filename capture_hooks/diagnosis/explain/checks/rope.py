@@ -83,8 +83,7 @@ def _scaling(ours: str, theirs: str | None, target_scales: bool, injected: bool)
             engines=("sglang", "vllm"),
             what=f"rope_scaling is yarn by a factor of 32 from 2048 positions{target}",
             why="ModelOpt's exporter writes it into heads that were trained without scaling, for long "
-            "contexts; "
-            "servers apply it at every length",
+            "contexts; servers apply it at every length",
             do="compare acceptance with rope_scaling removed; at export eagle_export_rope_scaling = {} "
             "leaves it out",
             source=cite(

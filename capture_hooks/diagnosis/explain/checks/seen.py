@@ -31,7 +31,8 @@ def seen(subject: Subject) -> tuple[Seen, ...]:
     found = []
     for engine in ARCHITECTURES:
         if subject.head.layout == "speculators":
-            view = _speculators(subject.config) if engine == "vllm" else None
+            read = as_vllm_reads(subject.config) if engine == "vllm" else None
+            view = None if read is None else Seen("vllm", *read)
         else:
             draft = draft_of(engine, subject.config.get("architectures"))
             view = None if draft is None else Seen(engine, draft, subject.config)
@@ -40,8 +41,11 @@ def seen(subject: Subject) -> tuple[Seen, ...]:
     return tuple(found)
 
 
-def _speculators(config: Mapping[str, Any]) -> Seen | None:
-    """What vLLM 0.32's ``transformers_utils/configs/speculators/algos.py:16-54`` makes of such a head."""
+def as_vllm_reads(config: Mapping[str, Any]) -> tuple[Draft, dict[str, Any]] | None:
+    """The draft class and config that vLLM makes of a speculators head; None where it refuses.
+
+    Source: vLLM 0.32.0 ``transformers_utils/configs/speculators/algos.py:16-86``.
+    """
     inner = config.get("transformer_layer_config")
     inner = inner if isinstance(inner, Mapping) else {}
     kind = inner.get("model_type", "llama")
@@ -61,4 +65,4 @@ def _speculators(config: Mapping[str, Any]) -> Seen | None:
     for name in ("target_hidden_size", "eagle_aux_hidden_state_layer_ids"):
         if config.get(name):
             view[name] = config[name]
-    return Seen("vllm", draft, view)
+    return draft, view

@@ -44,8 +44,7 @@ def _unknown(head: RawHead) -> Iterator[Finding]:
             what=f"{len(strange)} tensor(s) that no EAGLE-3 draft class has: {', '.join(strange[:4])}"
             + (", ..." if len(strange) > 4 else ""),
             why="SGLang skips them without a word (its MLA class with a warning), so whatever they do in "
-            "training "
-            "is not done; vLLM refuses to load",
+            "training is not done; vLLM refuses to load",
             do="find out what they are; remove them only if the head does without",
             source=f"{cite('sglang', 'srt/models/llama_eagle3.py:370-378')}; "
             f"{cite('vllm', 'model_executor/models/utils.py:443')}",
@@ -132,9 +131,9 @@ def _biases(head: RawHead) -> Iterator[Finding]:
             severity="wrong",
             engines=("vllm",),
             what="fc has a bias",
-            why="vLLM builds fc without one and refuses the tensor; SGLang builds one only where the "
-            "config says "
-            "bias = true",
+            why="vLLM builds fc without one and skips the tensor without a word; SGLang builds one only "
+            "where the config says bias = true",
             do="train without a bias on fc",
-            source=cite("vllm", "model_executor/models/llama_eagle3.py:242-250"),
+            source=f"{cite('vllm', 'model_executor/models/llama_eagle3.py:242-250')}; "
+            f"{cite('vllm', 'model_executor/models/utils.py:457-458')}",
         )

@@ -81,8 +81,7 @@ def _form(d2t: Tensor, target: int | None) -> Iterator[Finding]:
             engines=_BOTH,
             what=f"d2t is all zeros: draft token i stands for target token i, the first {len(d2t)}",
             why="a map that was lost or never built looks the same; with it the head drafts other tokens "
-            "than it "
-            "was trained on",
+            "than it was trained on",
             do="compare with the map of the training run",
             source=_READ_BY,
         )
@@ -92,9 +91,8 @@ def _form(d2t: Tensor, target: int | None) -> Iterator[Finding]:
             severity="wrong",
             engines=_BOTH,
             what="d2t holds absolute token ids",
-            why="SGLang and vLLM read offsets: target id = i + d2t[i]. Read so, ids leave the vocabulary "
-            "or name "
-            "other tokens, and nothing fails",
+            why="SGLang and vLLM read offsets: target id = i + d2t[i]. Read so, ids leave the vocabulary or "
+            "name other tokens, and nothing fails",
             do="subtract arange(len(d2t)) from it",
             source=_READ_BY,
         )
@@ -142,8 +140,8 @@ def _mask(what: str) -> Finding:
         check="vocabulary.t2d",
         severity="warning",
         what=what,
-        why="servers skip t2d; trainers choose by it what the head can learn, so one of the two is not "
-        "its own",
+        why="servers skip t2d; trainers choose by it what the head can learn, so one of the two is not its "
+        "own",
         do="compare with the map of the training run",
     )
 

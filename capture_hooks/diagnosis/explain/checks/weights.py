@@ -24,9 +24,8 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             severity="wrong",
             engines=("sglang",),
             what="tie_word_embeddings is true",
-            why="SGLang then takes the embedding, which is the target's, for the draft's lm_head; vLLM "
-            "does not "
-            "look at it",
+            why="SGLang then takes the embedding, which is the target's, for the draft's lm_head; vLLM does "
+            "not look at it",
             do="write tie_word_embeddings = false",
             source=_TIED,
         )
@@ -52,9 +51,8 @@ def _embedding(subject: Subject) -> Iterator[Finding]:
             severity="warning",
             engines=("sglang",),
             what="the head carries an embedding, and SGLang replaces it by the target's",
-            why="harmless if it is a copy of the target's; if it was trained, the head is fed another "
-            "one. vLLM "
-            "keeps it where it differs",
+            why="harmless if it is a copy of the target's; if it was trained, the head is fed another one. "
+            "vLLM keeps it where it differs",
             do="compare it with the target's; if it differs, serve the head elsewhere",
             source=cite("sglang", "srt/speculative/eagle_worker_v2.py:363, srt/models/llama.py:910-924"),
         )
@@ -84,9 +82,8 @@ def _lm_head(subject: Subject) -> Iterator[Finding]:
                 severity="wrong",
                 engines=("sglang",),
                 what=f"no lm_head.weight, and draft_vocab_size is {draft}",
-                why="SGLang shares the target's only where draft_vocab_size is missing, and keeps an "
-                "output layer "
-                "that was never loaded; vLLM shares the target's, if the sizes fit",
+                why="SGLang shares the target's only where draft_vocab_size is missing, and keeps an output "
+                "layer that was never loaded; vLLM shares the target's, if the sizes fit",
                 do="save the head with its lm_head, or remove draft_vocab_size where it equals vocab_size",
                 source=cite("sglang", "srt/models/llama_eagle3.py:303-316"),
             )

@@ -11,7 +11,7 @@ from ..report import Finding, Row
 from ..subject import Subject
 
 #: Fields that ModelOpt's exporter alone writes (``export/plugins/hf_spec_configs.py:49-58``).
-_MODELOPT_MARKS: Final = frozenset(
+MODELOPT_MARKS: Final = frozenset(
     {"use_input_layernorm_in_first_layer", "next_layer_regular", "use_mtp_layernorm"}
 )
 _NESTED: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
@@ -28,7 +28,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
 def by_modelopt(head: RawHead) -> bool:
     """Whether a file bears the marks of ModelOpt's exporter."""
     eagle = head.config.get("eagle_config")
-    return head.layout == "modelopt" and isinstance(eagle, Mapping) and bool(_MODELOPT_MARKS & set(eagle))
+    return head.layout == "modelopt" and isinstance(eagle, Mapping) and bool(MODELOPT_MARKS & set(eagle))
 
 
 def modelopt_version(head: RawHead) -> str | None:
@@ -51,10 +51,9 @@ def _unshifted(subject: Subject) -> Iterator[Finding]:
         engines=("vllm",),
         what="ModelOpt exports its ids unshifted: id k is the output of layer k",
         why="vLLM means the input of layer k by the same integer: its first runner reads this key and "
-        "captures "
-        "every state one layer earlier, its second does not read it and captures its default layers. And a "
-        "head trained on states that ModelOpt's own vLLM dump script wrote was trained on inputs, not "
-        "outputs",
+        "captures every state one layer earlier, its second does not read it and captures its default "
+        "layers. And a head trained on states that ModelOpt's own vLLM dump script wrote was trained on "
+        "inputs, not outputs",
         do="find out how its states were made (--written-for); for vLLM write the top-level "
         "eagle_aux_hidden_state_layer_ids too, each id one more",
         source=f"{cite('modelopt', 'modelopt/torch/speculative/plugins/hf_eagle.py:58-63,402-406')}; "
@@ -73,12 +72,11 @@ def _two_norms(head: RawHead) -> Iterator[Finding]:
         what="ModelOpt 0.41 and later norm the target's states twice in training"
         + ("" if version is None else f"; this file is by {version}"),
         why="its first layer is a stock one whose input_layernorm, the embedding's norm, has run on the "
-        "states "
-        "before hidden_norm is applied; every server computes hidden_norm(h) alone. The two are equal only "
-        "while input_layernorm's weights are all alike"
+        "states before hidden_norm is applied; every server computes hidden_norm(h) alone. The two are "
+        "equal only while input_layernorm's weights are all alike"
         + ("" if version is not None else ". The file does not say its version"),
-        do="measure acceptance; training on for a little in a trainer that computes what servers do "
-        "removes it",
+        do="measure acceptance; training on for a little in a trainer that computes what servers do removes "
+        "it",
         source=cite("modelopt", "modelopt/torch/speculative/plugins/modeling_eagle.py:66-80,114-128"),
     )
 

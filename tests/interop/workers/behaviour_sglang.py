@@ -1,0 +1,127 @@
+"""SGLang's own EAGLE-3 draft classes: made from a head's directory, and run inside a target's forward pass.
+
+The target gives them what a server would: process groups, a batch, an attention backend and a cache.
+"""
+
+import array
+import os
+
+os.environ.update(SGLANG_USE_CPU_ENGINE="1", SGL_KERNEL_CPU_ATTENTION="1", TORCHDYNAMO_DISABLE="1")
+
+from types import SimpleNamespace
+
+import torch
+from _serve import serve
+from safetensors.torch import load_file
+from sglang.benchmark import one_batch
+from sglang.srt.models import kimi_k25_eagle3, llama_eagle3
+from sglang.srt.models.registry import ModelRegistry
+from sglang.srt.plugins import load_plugins
+from sglang.srt.server_args import PortArgs, ServerArgs
+from transformers import AutoConfig
+
+bench = None
+
+
+def _start(target):
+    """SGLang's model runner with the target; once."""
+    global bench
+    if bench is not None:
+        return
+    load_plugins()
+    arguments = ServerArgs(
+        model_path=target,
+        attention_backend="torch_native",
+        device="cpu",
+        dtype="float32",
+        max_total_tokens=1024,
+        max_running_requests=4,
+        disable_cuda_graph=True,
+        disable_radix_cache=True,
+        skip_tokenizer_init=True,
+        log_level="error",
+        random_seed=0,
+    )
+    ports = PortArgs.init_new(arguments)
+    ranks = one_batch.SpawnRanks(
+        world_rank=one_batch.spawn_world_rank(arguments, tp_rank=0, pp_rank=0), gpu_id=0
+    )
+    one_batch.publish(arguments, role="scheduler", ranks=ranks)
+    one_batch._init_process_global_configs()
+    bench, _ = one_batch.load_model(arguments, ports, 0, 0)
+
+
+def _runner():
+    return getattr(bench, "torch_runner", bench)
+
+
+def _draft(head):
+    config = AutoConfig.from_pretrained(head)
+    draft = ModelRegistry.resolve_model_cls(config.architectures)[0](config)
+    with torch.no_grad():
+        for parameter in draft.parameters():  # what no file fills stays at ones, as norms begin
+            parameter.fill_(1)
+    draft.load_weights(load_file(f"{head}/model.safetensors").items())
+    return draft
+
+
+def run(target, head, states, ids):
+    """What the draft computes from captured ``states`` [T, K*H] and ``ids`` [T] in the target's embedding."""
+    _start(target)
+    draft = _draft(head)
+    found = {}
+
+    def inside(module, args, kwargs):
+        batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "forward_mode"))
+        before, batch.spec_info = batch.spec_info, SimpleNamespace(hidden_states=torch.tensor(states))
+        embeds = module.embed_tokens(torch.tensor(ids))
+        hidden, (fed_back,) = draft.model(
+            torch.tensor(ids), torch.arange(len(ids)), batch, input_embeds=embeds
+        )
+        batch.spec_info = before
+        found.update(hidden=hidden.tolist(), fed_back=fed_back.tolist())
+
+    # The runner calls the outer model's ``forward`` itself, past its hooks.
+    handle = _runner().model.model.register_forward_pre_hook(inside, with_kwargs=True)
+    try:
+        requests = one_batch.prepare_synthetic_inputs_for_latency_test(0, 0, [array.array("q", ids)])
+        with torch.no_grad():
+            bench.extend(list(requests))
+    finally:
+        handle.remove()
+        bench.clear()
+    hot = draft.hot_token_id
+    return {
+        "class": type(draft).__name__,
+        "fc_inputs": draft.model.fc.in_features if hasattr(draft.model.fc, "in_features") else None,
+        "hot_token_id": None if hot is None else hot.tolist(),
+        "lm_head_is_embedding": draft.lm_head is draft.model.embed_tokens,
+        "load_lm_head_from_target": draft.load_lm_head_from_target,
+        **found,
+    }
+
+
+def embedding_after_sharing(target, head):
+    """Whether the draft's embedding is the target's once SGLang's worker has shared it (``set_embed``)."""
+    _start(target)
+    draft = _draft(head)
+    shared = _runner().model.get_embed_and_head()[0]
+    draft.set_embed(shared)
+    return draft.model.embed_tokens.weight is shared
+
+
+def eagle3_names():
+    """The architecture names of SGLang's EAGLE-3 draft modules."""
+    return [entry.__name__ for module in (llama_eagle3, kimi_k25_eagle3) for entry in module.EntryClass]
+
+
+def serves(name):
+    """Whether SGLang has a draft class of this name in its EAGLE-3 modules."""
+    try:
+        module = ModelRegistry.resolve_model_cls([name])[0].__module__
+    except ValueError:
+        return False
+    return module in (llama_eagle3.__name__, kimi_k25_eagle3.__name__)
+
+
+serve(run, embedding_after_sharing, eagle3_names, serves)

@@ -12,6 +12,7 @@ from ..errors import DataError, StoreError
 from .data import Example
 from .manifest import Manifest
 from .shard import ShardTensors
+from .stream import all_finite
 
 
 def context_length(model: nn.Module) -> int | None:
@@ -42,11 +43,6 @@ def check_examples(examples: Sequence[Example], vocab_size: int, context: int | 
                 f"{example.source}: token ids from {least} to {most} do not fit the model's vocabulary of "
                 f"{vocab_size}; the data was made for another model or tokenizer"
             )
-
-
-def all_finite(states: Tensor) -> bool:
-    """Whether every value is a number.  The extremes tell, much faster than looking at each: NaN is both."""
-    return not states.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(states))
 
 
 def check_finite(manifest: Manifest, shard: ShardTensors, examples: Sequence[Example], first: int) -> None:

@@ -91,16 +91,17 @@ def columns_of(sequences: Sequence[StoredSequence], left_out: Collection[str] = 
     }
 
 
-def write_shard(path: Path, columns: Columns) -> tuple[str, int]:
+def write_shard(path: Path, columns: Columns, *, finite: bool = False) -> tuple[str, int]:
     """Write atomically; returns the file's SHA-256 and size in bytes.
 
     The same rows give the same bytes (safetensors' own writer does not fix the order of its metadata).
 
     Raises:
         StoreError: the system refused; nothing is left behind.
+        NotFiniteError: a state is NaN or infinite, where ``finite`` asks to look; nothing is left behind.
     """
     digest = hashlib.sha256()
-    with replacing(path) as file, TensorStream(file, digest.update) as stream:
+    with replacing(path) as file, TensorStream(file, digest.update, finite=finite) as stream:
         size = write_columns(stream, columns)
     return digest.hexdigest(), size
 

@@ -1,6 +1,7 @@
 """Tensors into a safetensors file that is never held: gathered, hashed and written a few MiB at a time.
 
 Hashing runs beside writing in a thread of its own, over the same few buffers while a cache still holds them.
+The system is asked early to put on the disk what has been written, so that the flush at the end is short.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,20 +32,31 @@ CODES: Final = {
     torch.bool: "BOOL",
 }
 _CHUNK: Final = 2 * 2**20
+#: Bytes after which the system is asked to begin writing them.
+_BEHIND: Final = 8 * 2**20
 #: Chunks that may wait to be hashed; one more is being filled.
 _WAITING: Final = 2
+
+
+class NotFiniteError(ValueError):
+    """A value that is NaN or infinite."""
 
 
 class TensorStream:
     """Bytes and tensors, one after the other, into a file and into a hash.
 
     Args:
-        file: where to write.
+        file: where to write, from its beginning.
         update: fed every byte in order, from another thread; None for no hash.
+        finite: look at every floating-point value.
     """
 
-    def __init__(self, file: BinaryIO, update: Callable[[memoryview], None] | None = None) -> None:
+    def __init__(
+        self, file: BinaryIO, update: Callable[[memoryview], None] | None = None, *, finite: bool = False
+    ) -> None:
         self._file = file
+        self._finite = finite
+        self._at = self._begun = 0
         self._update = update
         self._thread = ThreadPoolExecutor(1, "hash") if update is not None else None
         self._hashing: deque[Future[None]] = deque()
@@ -65,10 +78,15 @@ class TensorStream:
 
         Tensors that are not contiguous, or lie side by side, are gathered chunk by chunk.  One that is
         contiguous must not change before the stream is closed.
+
+        Raises:
+            NotFiniteError: a value that is NaN or infinite, where that is looked for.
         """
         if isinstance(data, bytes):
             return self._write(memoryview(data))
         if isinstance(data, Tensor) and data.is_contiguous():
+            if data.is_floating_point():
+                self._look(data)
             whole = view(data)
             return sum(self._write(whole[at : at + _CHUNK]) for at in range(0, len(whole), _CHUNK))
         if isinstance(data, Tensor):
@@ -91,12 +109,22 @@ class TensorStream:
         for block in blocks:
             gathered[:, at : at + block.shape[1]] = block
             at += block.shape[1]
+        self._look(gathered)
         return self._write(view(buffer))
+
+    def _look(self, values: Tensor) -> None:
+        if self._finite and not all_finite(values):
+            raise NotFiniteError
 
     def _write(self, part: memoryview) -> int:
         if self._thread is not None and self._update is not None:
             self._hashing.append(self._thread.submit(self._update, part))
         self._file.write(part)
+        self._at += len(part)
+        if self._at - self._begun >= _BEHIND:
+            # The advice drops clean pages; these are dirty, so it only begins to write them.
+            os.posix_fadvise(self._file.fileno(), self._begun, self._at - self._begun, os.POSIX_FADV_DONTNEED)
+            self._begun = self._at
         self._wait(_WAITING)
         return len(part)
 
@@ -133,6 +161,11 @@ def shape_of(piece: Piece) -> list[int]:
         return list(piece.shape)
     rows, _, *rest = piece[0].shape
     return [rows, sum(block.shape[1] for block in piece), *rest]
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether every value is a number.  The extremes tell, much faster than looking at each: NaN is both."""
+    return not values.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(values))
 
 
 def view(tensor: Tensor) -> memoryview:

@@ -52,18 +52,23 @@ class DumpWriter:
     ) -> None:
         self._stack.close()
 
-    def write(self, shard: ShardTensors | Sequence[StoredSequence]) -> None:
+    def write(self, shard: ShardTensors | Sequence[StoredSequence], *, finite: bool = False) -> None:
         """Write the next shard and enter it into the manifest; both are on disk when this returns.
+
+        Args:
+            shard: its tensors, or its sequences, which are gathered as they are written.
+            finite: look at every state on the way.
 
         Raises:
             StoreError: the system refused; the shards before this one are intact.
+            NotFiniteError: a state is NaN or infinite; the shards before this one are intact.
         """
         if isinstance(shard, ShardTensors):
             columns, lengths = shard.columns(), shard.lengths
         else:
             columns, lengths = columns_of(shard, self.manifest.absent), tuple(map(len, shard))
         name = f"shard-{len(self.manifest.shards):05d}.safetensors"
-        digest, size = write_shard(self.directory / name, columns)
+        digest, size = write_shard(self.directory / name, columns, finite=finite)
         record = ShardRecord(
             file=name, sha256=digest, bytes=size, sequences=len(lengths), tokens=sum(lengths), lengths=lengths
         )

@@ -48,7 +48,6 @@ class Rows:
         loss_mask: [T] bool, the file's marks unmoved; None where it has none.
         inputs: [T, K*H] the captured inputs in the file's order; rows may be strided.
         last: [T, H] the last hidden state.
-        stored: the file's own tensors that the two are views of, to be looked at whole.
         name: what the format calls the sequence (ModelOpt's conversation id); None where it has no name.
         norm: norm state of ``last`` where the file itself says it.
     """
@@ -58,7 +57,6 @@ class Rows:
     loss_mask: Tensor | None
     inputs: Tensor
     last: Tensor
-    stored: tuple[Tensor, ...]
     name: str | None = None
     norm: NormState | None = None
 

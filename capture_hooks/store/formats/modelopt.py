@@ -57,7 +57,7 @@ class _Source(FileSource):
         if bit is not None and not isinstance(bit, bool):
             raise StoreError(f"{path}: {_BIT!r} is {bit!r}, not true or false")
         norm: NormState | None = None if bit is None else "unnormed" if bit else "normed"
-        return Rows(str(path), ids, mask, inputs, last, (inputs, last), str(name), norm)
+        return Rows(str(path), ids, mask, inputs, last, str(name), norm)
 
     def _dropped(self) -> tuple[str, ...]:
         return ("conversation ids",)

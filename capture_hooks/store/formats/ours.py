@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,11 +12,10 @@ from torch import Tensor
 from ... import __version__
 from ...errors import StoreError
 from ..batches import plan_shards
-from ..checks import all_finite
 from ..dump import Dump
 from ..manifest import MANIFEST, Engine, Manifest, Provenance
 from ..shard import StoredSequence
-from ..stream import view
+from ..stream import NotFiniteError, view
 from ..writer import DumpWriter
 from ..writing import stored_dtype, with_shards_of
 from .contract import Facts, Meaning, NormState, Plan, Rows, Source
@@ -65,8 +65,7 @@ class _Source:
 
     def rows(self, index: int) -> Rows:
         stored = self._dump.sequence(index)
-        tensors = (stored.states, stored.target)
-        return Rows(self.place(index), stored.token_ids, stored.loss_mask, *tensors, tensors)
+        return Rows(self.place(index), stored.token_ids, stored.loss_mask, stored.states, stored.target)
 
 
 class CaptureHooks:
@@ -89,18 +88,30 @@ class CaptureHooks:
         shards = plan_shards(plan.lengths, manifest.shard_tokens)
         with DumpWriter(directory, manifest) as writer:
             for shard in shards[len(writer.manifest.shards) :]:
-                writer.write([_stored(rows.rows(index)) for index in shard])
+                found = [rows.rows(index) for index in shard]
+                try:
+                    writer.write([_stored(one) for one in found], finite=True)
+                except NotFiniteError:
+                    raise _not_finite(found) from None
 
 
 def _stored(rows: Rows) -> StoredSequence:
     assert rows.loss_mask is not None
-    for tensor in rows.stored:
-        if not all_finite(tensor):
-            at = tuple((~torch.isfinite(tensor)).nonzero()[0].tolist())
-            raise StoreError(
-                f"{rows.place} holds {float(tensor[at])} at {list(at)}: a dump's states are numbers"
-            )
     return StoredSequence(rows.inputs, rows.last, rows.token_ids, rows.loss_mask, None)
+
+
+def _not_finite(found: Sequence[Rows]) -> StoreError:
+    """The error that names the first such value."""
+    for rows in found:
+        for states in (rows.inputs, rows.last):
+            if len(bad := (~torch.isfinite(states)).nonzero()):
+                token, column = bad[0].tolist()
+                which = "the inputs" if states is rows.inputs else "the last hidden state"
+                return StoreError(
+                    f"{rows.place} holds {float(states[token, column])} at token {token}, column {column} of "
+                    f"{which}: a dump's states are numbers"
+                )
+    raise AssertionError("a shard holds what none of its sequences holds")
 
 
 def _manifest(rows: Source, plan: Plan) -> Manifest:

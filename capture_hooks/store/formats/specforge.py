@@ -50,7 +50,7 @@ class _Source(FileSource):
         )
         last = states(path, "hidden_state", tensor_in(path, content, "hidden_state"), (1, length, None))
         mask = marks(path, tensor_in(path, content, "loss_mask"), length)
-        return Rows(str(path), ids, mask, inputs[0], last[0], (inputs, last))
+        return Rows(str(path), ids, mask, inputs[0], last[0])
 
 
 class SpecForge:

@@ -67,7 +67,7 @@ class _Source(FileSource):
                 f"{found.place} holds other tokens than row {index} of {self.directory}: they are of two "
                 "data sets"
             )
-        return Rows(found.place, ids, mask, found.inputs, found.last, found.stored)
+        return Rows(found.place, ids, mask, found.inputs, found.last)
 
     def _read(self, path: Path) -> Rows:
         return extracted(path)

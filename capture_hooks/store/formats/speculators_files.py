@@ -66,8 +66,7 @@ class _V1Source(FileSource):
             if not isinstance(layer, Tensor) or layer.dtype != layers[-1].dtype:
                 raise StoreError(f"{path}: 'hidden_states' is a list of tensors of one dtype")
             states(path, "a layer of hidden_states", layer, (len(ids), hidden))
-        stored = tuple(layer.contiguous() for layer in layers)
-        return Rows(str(path), ids, mask, torch.cat(stored[:-1], dim=1), stored[-1], stored)
+        return Rows(str(path), ids, mask, torch.cat(layers[:-1], dim=1), layers[-1].contiguous())
 
 
 class _V0Source(FileSource):
@@ -76,7 +75,7 @@ class _V0Source(FileSource):
         ids, mask = _tokens(path, content)
         inputs = states(path, "hidden_state", tensor_in(path, content, "hidden_state"), (len(ids), None))
         last = states(path, "target", tensor_in(path, content, "target"), (len(ids), None))
-        return Rows(str(path), ids, mask, inputs, last, (inputs, last))
+        return Rows(str(path), ids, mask, inputs, last)
 
 
 class SpeculatorsFiles:

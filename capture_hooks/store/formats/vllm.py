@@ -86,7 +86,7 @@ def extracted(path: Path) -> Rows:
         raise StoreError(
             f"{path} holds one state a token: a head's inputs and a last hidden state are two or more"
         )
-    return Rows(str(path), ids, None, hidden[:, :-1].flatten(1), hidden[:, -1], (hidden,))
+    return Rows(str(path), ids, None, hidden[:, :-1].flatten(1), hidden[:, -1])
 
 
 def write_extracted(path: Path, rows: Rows, facts: Facts) -> None:

@@ -17,10 +17,19 @@ def load_config(model: str) -> Any:
     Raises:
         ModelError: when there is no such model.
     """
+    return load_whole_config(model).get_text_config()
+
+
+def load_whole_config(model: str) -> Any:
+    """The whole configuration of the model, whose ``model_type`` is the one that servers go by.
+
+    Raises:
+        ModelError: when there is no such model.
+    """
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(model).get_text_config()
+        return AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise _unreadable(model, error) from error
 

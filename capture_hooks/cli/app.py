@@ -11,10 +11,10 @@ import typer
 from .. import __version__
 from ..errors import PluginError
 from ..plugins import Registry, registry
-from . import dump, eval_, explain, generate, plugins, points, serve, train
+from . import convert, dump, eval_, explain, generate, plugins, points, serve, train
 from .contract import Command
 
-COMMANDS = (points, explain, plugins, dump, train, generate, eval_, serve)
+COMMANDS = (points, explain, convert, plugins, dump, train, generate, eval_, serve)
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:

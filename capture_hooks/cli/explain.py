@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Annotated
 
 import typer
+
+from ._ids import parse_ids
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +57,7 @@ def explain(
     )
     if subject is None and ids is None:
         raise typer.BadParameter("give a head's or a dump's directory, or --ids")
-    report = explained(subject, None if ids is None else _numbers(ids), asked)
+    report = explained(subject, None if ids is None else parse_ids(ids), asked)
     good = agrees(report, engine or [])
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
@@ -66,11 +67,3 @@ def explain(
         show(report)
     if not good:
         raise typer.Exit(1)
-
-
-def _numbers(text: str) -> list[int]:
-    """Integers separated by commas or blanks, in brackets or not."""
-    words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]")) if word]
-    if not words or any(not re.fullmatch(r"-?\d{1,9}", word, re.ASCII) for word in words):
-        raise typer.BadParameter(f"{text!r} is no list of integers such as 2,30,58", param_hint="--ids")
-    return [int(word) for word in words]

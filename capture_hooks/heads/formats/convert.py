@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,8 @@ def convert_head(
         raise HeadError("a head of our own carries its target's fingerprint and states: the model is needed")
     if model is not None:
         known = Target.of_anatomy(find_anatomy(model))
-        target = known if target is None else target
+        named = (target.name, target.architectures) if target is not None else (None, known.architectures)
+        target = dataclasses.replace(known, name=named[0], architectures=named[1])
     settled = settle(raw, target, written_for, spec, accept_unverified)
     draft = by_depth(settled)
     record: dict[str, Any] = {"from": raw.layout}

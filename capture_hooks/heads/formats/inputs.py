@@ -129,12 +129,15 @@ def _ambiguous(raw: RawHead, target: Target) -> str:
 
 def _readings(ids: Any, key: str, target: Target) -> Iterator[str]:
     """One line for each meaning that some convention of this key gives the ids."""
+    of_key = [candidate for candidate in in_force() if candidate.key == key]
+    claimed = {candidate.library for candidate in of_key if target.family in candidate.families}
     by_meaning: dict[str, list[str]] = {}
-    for candidate in in_force():
-        if candidate.key == key and (not candidate.families or target.family in candidate.families):
-            points = meaning(candidate, ids, target.n_layers).points
-            said = _said(points) if points is not None else "nothing (it is refused)"
-            by_meaning.setdefault(said, []).append(candidate.name)
+    for candidate in of_key:
+        if target.family not in candidate.families and (candidate.families or candidate.library in claimed):
+            continue
+        points = meaning(candidate, ids, target.n_layers).points
+        said = _said(points) if points is not None else "nothing (it is refused)"
+        by_meaning.setdefault(said, []).append(candidate.name)
     for said, names in by_meaning.items():
         yield f"{said}  to {', '.join(sorted(names))}"
 

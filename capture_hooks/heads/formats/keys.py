@@ -155,5 +155,4 @@ IRRELEVANT_TENSORS: Final = {
     "rotary_emb.inv_freq": "computed from the RoPE settings",
     "verifier_norm.weight": "a copy of the target's final norm",
     "verifier_lm_head.weight": "a copy of the target's lm_head",
-    "t2d": "computed from d2t",
 }

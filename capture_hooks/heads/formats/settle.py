@@ -69,12 +69,13 @@ def settle(
     left_out = {key: why for key, why in keys.IRRELEVANT.items() if key in raw.config}
     kept: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        if name in ("d2t", "t2d"):
+            continue
         reason = next((why for end, why in keys.IRRELEVANT_TENSORS.items() if name.endswith(end)), None)
         if reason is None:
             kept[name] = tensor
         else:
             left_out[name] = reason
-    kept.pop("d2t", None)
     if vocabulary.form != "identity":
         kept["d2t"] = vocabulary.ids - torch.arange(len(vocabulary.ids))
     if raw.config.get("tie_word_embeddings") is True:

@@ -1,8 +1,9 @@
-"""How `capture-hooks explain` shows a report: one table and the findings, nothing cut at any width."""
+"""How `capture-hooks explain` shows a report: a table and the findings, wrapped, nothing cut at any width."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from rich import box
@@ -12,14 +13,15 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from ..diagnosis.explain import Finding, Report, Row, State
+    from ..diagnosis.explain.report import Reading
 
 _OUTCOME: Final = {"same": "green", "differs": "red", "fails": "red", "unknown": "yellow"}
 _SEVERITY: Final = {"wrong": "red", "warning": "yellow", "note": "dim"}
-_NORM: Final = {"stream": "un-normed", "embedding": "embedding", "normed": "normed", "module": "a module's"}
+_NORM: Final = {"embedding": "embedding", "normed": "normed", "module": "a module's"}
 _ASKED: Final = {
-    "file": "what each engine captures when it reads this file",
-    "ids": "what each library captures when it is given these ids under its own key",
-    "told": "what each library must be told to capture these states",
+    "ids": "What each library captures when it is given these ids under its own key:",
+    "told": "What each library must be told to capture these states:",
+    "file": "What each engine captures when it reads this file:",
 }
 
 
@@ -31,87 +33,104 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def _parts(report: Report) -> Iterator[RenderableType]:
-    layout = f", {report.layout} layout" if report.layout else ""
-    facts = [(report.kind, report.subject + layout), ("target", _target(report))]
-    trained = report.trained
-    facts.append(
-        (
-            "trained",
-            f"{_states(trained.inputs)}\n({trained.by})" if trained.inputs is not None else trained.by,
-        )
-    )
-    facts += [
-        (f"  if {reading.convention}", f"{_states(reading.inputs) or reading.refusal} ({_rank(reading)})")
-        for reading in trained.candidates
-    ]
-    yield _grid([(name, Text(value)) for name, value in facts])
+    yield _grid(_facts(report))
     for asked, title in _ASKED.items():
         if rows := [row for row in report.rows if row.asked == asked]:
-            yield Text(f"\n{title}:")
-            yield _table(rows, trained.by)
+            yield Text(f"\n{title}")
+            yield _table(rows, report.trained.by)
+            yield from _keys(rows)
     if not report.rows:
-        yield Text("\nno engine's reader is installed", style="yellow")
+        yield Text(
+            "\nWhat engines capture cannot be known without the target: --target, or --family and --layers."
+        )
     for finding in report.findings:
         yield _finding(finding)
 
 
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    yield report.kind, report.subject + (f" ({report.layout} layout)" if report.layout else "")
+    target, trained = report.target, report.trained
+    layers = "an unknown number of layers" if target.n_layers is None else f"{target.n_layers} layers"
+    yield "target", f"{target.family or 'an unknown family'}, {layers} ({target.by})"
+    yield "trained", trained.by if trained.inputs is None else f"{_states(trained.inputs)}\n({trained.by})"
+    for states, readings in _alike(trained.candidates):
+        yield "", f"{states}, if they are read as by {', '.join(map(_reader, readings))}"
+
+
+def _alike(readings: Sequence[Reading]) -> Iterator[tuple[str, list[Reading]]]:
+    def states(reading: Reading) -> str:
+        return _states(reading.inputs) if reading.inputs is not None else f"no states: {reading.refusal}"
+
+    for text, group in groupby(sorted(readings, key=states), states):
+        yield text, list(group)
+
+
 def _table(rows: Sequence[Row], said: str) -> Table:
-    """One row for each engine; the reason that is already ``said`` above is not said again in each."""
+    """One line for each thing that happens; the reason that is already ``said`` is not said again."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_lines=True)
-    for name, share in (("engine", 4), ("captures", 5), ("verdict", 8)):
+    for name, share in (("engine", 9), ("captures", 8), ("verdict", 11)):
         table.add_column(name, overflow="fold", ratio=share)
-    for row in rows:
-        verdict = Text()
-        verdict.append(row.verdict.outcome, style=_OUTCOME[row.verdict.outcome])
-        verdict.append("".join(f"\n{how}" for how in row.verdict.how if how != said))
+    for group in _merged(rows):
+        row, engine = group[0], Text()
+        for index, one in enumerate(group):
+            engine.append(f"{chr(10) if index else ''}{one.engine} {one.versions}")
+            if one.rank != "verified":
+                engine.append(f"\nread {one.read_on}, not run", style="yellow")
+        verdict = Text(row.verdict.outcome, style=_OUTCOME[row.verdict.outcome])
+        verdict.append("".join(f"\n{how}" for how in row.verdict.how if how != said), style="default")
         verdict.append("".join(f"\nsilently: {quirk}" for quirk in row.silently), style="dim")
-        if row.instead:
-            verdict.append(f"\ninstead: {row.instead}")
-        found = f"\nreads {row.key} = {list(row.ids)}" if row.key and row.ids is not None else ""
-        engine = Text(f"{row.engine}\n{row.versions}")
-        engine.append(f"\n{_rank(row)}", style="" if row.rank == "verified" else "yellow")
         captured = "nothing" if row.captured is None else _states(row.captured) or "nothing"
-        table.add_row(engine, Text(captured + found), verdict)
+        table.add_row(engine, Text(captured), verdict)
     return table
 
 
+def _merged(rows: Sequence[Row]) -> list[list[Row]]:
+    """Neighbours of one library to which the same happens."""
+
+    def content(row: Row) -> tuple[object, ...]:
+        return row.library, row.captured, row.verdict, row.silently
+
+    return [list(group) for _, group in groupby(rows, content)]
+
+
+def _keys(rows: Sequence[Row]) -> Iterator[RenderableType]:
+    """Where ids are read from, and what to write instead: too long for the table's columns."""
+    reads = {f"{row.library}: {row.key} = {list(row.ids)}" for row in rows if row.key and row.ids is not None}
+    instead = {f"{row.library}: {row.instead}" for row in rows if row.instead and row.newest}
+    lines = [("read from", "\n".join(sorted(reads)))] if reads else []
+    lines += [("write instead", "\n".join(sorted(instead)))] if instead else []
+    yield _grid(lines)
+
+
 def _finding(finding: Finding) -> RenderableType:
-    head = Text()
-    head.append(f"\n{finding.severity}", style=_SEVERITY[finding.severity])
-    head.append(f" {finding.check}" + (f" ({', '.join(finding.engines)})" if finding.engines else ""))
-    lines = [("what", finding.what), ("why", finding.why), ("do", finding.do)]
+    head = Text(f"\n{finding.severity}", style=_SEVERITY[finding.severity])
+    engines = f" ({', '.join(finding.engines)})" if finding.engines else ""
+    head.append(f" {finding.check}{engines}", style="default")
+    lines = [("  what", finding.what), ("  why", finding.why), ("  do", finding.do)]
     if finding.source:
-        lines.append(("source", finding.source))
-    return Group(head, _grid([(f"  {name}", Text(value)) for name, value in lines]))
+        lines.append(("  source", finding.source))
+    return Group(head, _grid(lines))
 
 
-def _grid(rows: Sequence[tuple[str, Text]]) -> Table:
+def _grid(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(overflow="fold")
     grid.add_column(overflow="fold", ratio=1)
     for name, value in rows:
-        grid.add_row(Text(name), value)
+        grid.add_row(Text(name), Text(value))
     return grid
 
 
-def _target(report: Report) -> str:
-    target = report.target
-    layers = "an unknown number of layers" if target.n_layers is None else f"{target.n_layers} layers"
-    return f"{target.family or 'an unknown family'}, {layers} ({target.by})"
+def _reader(reading: Reading) -> str:
+    day = "" if reading.rank == "verified" else f", read {reading.read_on}, not run"
+    return f"{reading.convention} ({reading.versions}{day})"
 
 
-def _rank(about: Row | object) -> str:
-    rank, day = getattr(about, "rank", ""), getattr(about, "read_on", "")
-    return "verified" if rank == "verified" else f"read {day}, never run"
-
-
-def _states(states: Sequence[State] | None) -> str:
+def _states(states: Sequence[State]) -> str:
     """Points in order; their norm once where it is the same for all."""
-    if not states:
-        return ""
-    norms = {state.norm for state in states}
-    if norms == {"stream"}:
+    if {state.norm for state in states} == {"stream"}:
         return ", ".join(state.point for state in states) + " (un-normed)"
     return ", ".join(
-        state.point if state.norm == "stream" else f"{state.point} ({_NORM[state.norm]})" for state in states
-    ) + (" (the rest un-normed)" if "stream" in norms else "")
+        state.point + (f" ({_NORM[state.norm]})" if state.norm in _NORM else " (un-normed)")
+        for state in states
+    )

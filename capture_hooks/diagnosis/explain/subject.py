@@ -14,6 +14,7 @@ from ...store.formats import DumpDescription, describe
 from ...store.manifest import MANIFEST, Manifest
 from . import target as targets
 from . import trained as claims
+from .applying import primary_keys
 from .target import TargetFacts
 from .trained import TrainedOn
 
@@ -89,7 +90,7 @@ def ids_subject(ids: Sequence[int], asked: Asked) -> Subject:
     if asked.written_for is None:
         why = "ids alone do not say who wrote them (--written-for says it)"
         trained = _by_spec_or(asked, facts) or claims.unknown(
-            why, {key: list(ids) for key in claims.primary_keys()}, facts.target
+            why, {key: list(ids) for key in primary_keys()}, facts.target
         )
         return Subject("ids", name, {}, None, {}, facts, trained)
     convention = claims.named(asked.written_for, facts.target)

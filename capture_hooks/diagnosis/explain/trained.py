@@ -11,13 +11,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...conventions import Convention, convention_for, in_force
+from ...conventions import Convention, convention_for
 from ...errors import ConventionError, HeadError, SpecError
 from ...heads.config import CaptureSection
 from ...heads.order import in_order
 from ...plugins import registry
 from ...spec import CaptureSpec, Point
 from ...store.manifest import Manifest
+from .applying import applying_to, without_name
 from .compare import state_of
 from .report import Reading, Target, Trained
 
@@ -156,15 +157,16 @@ def _known(points: Sequence[Point], n_layers: int, by: str) -> TrainedOn:
 
 def _candidates(ids: Mapping[str, Any], target: Target) -> Iterator[Reading]:
     """Every convention of the keys that are there, in all its versions."""
-    if target.n_layers is None:
+    if target.n_layers is None or target.family is None:
         return
-    for convention in sorted(in_force(), key=lambda convention: convention.name):
+    for applying in applying_to(target.family):
+        convention = applying.convention
         found = ids.get(convention.key)
-        if found is None or not applies(convention, target.family):
+        if found is None:
             continue
         about: dict[str, Any] = {
             "convention": convention.name,
-            "versions": convention.versions,
+            "versions": applying.versions,
             "rank": convention.rank,
             "read_on": convention.read_on,
         }
@@ -173,26 +175,4 @@ def _candidates(ids: Mapping[str, Any], target: Target) -> Iterator[Reading]:
             shown = tuple(state_of(point, target.n_layers) for point in points)
             yield Reading(**about, inputs=shown)
         except (ConventionError, HeadError, SpecError) as error:
-            yield Reading(**about, inputs=None, refusal=str(error))
-
-
-def applies(convention: Convention, family: str | None) -> bool:
-    """Whether a convention speaks for a family: by name, or for all that none beside it names."""
-    if family is None or family in convention.families:
-        return family is not None or not convention.families
-
-    def beside(other: Convention) -> bool:
-        return (other.library, other.key, other.versions) == (
-            convention.library,
-            convention.key,
-            convention.versions,
-        )
-
-    return not convention.families and not any(
-        beside(other) and family in other.families for other in in_force()
-    )
-
-
-def primary_keys() -> tuple[str, ...]:
-    """Where libraries keep EAGLE-3's ids."""
-    return tuple(sorted({convention.key for convention in in_force() if convention.primary}))
+            yield Reading(**about, inputs=None, refusal=without_name(str(error)))

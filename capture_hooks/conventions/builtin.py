@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..hookspecs import hookimpl
-from . import read, sglang, transformers, vllm, vllm_dflash, vllm_reader
+from . import modelopt, read, sglang, speculators, transformers, vllm, vllm_dflash, vllm_reader
 from .contract import Convention, Reader
 
 
@@ -16,6 +16,8 @@ def capture_hooks_conventions() -> Sequence[Convention]:
         *sglang.CONVENTIONS,
         *vllm.CONVENTIONS,
         *vllm_dflash.CONVENTIONS,
+        *speculators.CONVENTIONS,
+        *modelopt.CONVENTIONS,
         *transformers.CONVENTIONS,
         *read.CONVENTIONS,
     ]

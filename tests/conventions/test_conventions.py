@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from capture_hooks import CaptureSpec, Point
 from capture_hooks.conventions import Convention, convention, convention_for, engine_ids
+from capture_hooks.conventions.versions import Versions
 from capture_hooks.errors import ConventionError, PluginError
 from capture_hooks.plugins import build_registry
 
@@ -33,7 +34,7 @@ def sglang_llama(ids: list[int], n: int) -> list[int | None]:
     return loop([val + 1 for val in ids], n, after=False)
 
 
-def sglang_gemma3(ids: list[int], n: int) -> list[int | None]:
+def sglang_gemma4(ids: list[int], n: int) -> list[int | None]:
     return loop([val + 1 for val in ids], n, after=True)
 
 
@@ -72,8 +73,8 @@ def transformers_recurrent(ids: list[int], n: int) -> list[int | None]:
 
 SIMULATIONS: dict[str, Callable[[list[int], int], list[int | None]]] = {
     "sglang.llama": sglang_llama,
-    "sglang.gemma3": sglang_gemma3,
-    "sglang.minimax_m3_vl": sglang_gemma3,
+    "sglang.gemma4": sglang_gemma4,
+    "sglang.minimax_m3_vl": sglang_gemma4,
     "sglang.deepseek": sglang_deepseek,
     "sglang.gpt_oss": sglang_gpt_oss,
     "sglang.none": lambda ids, n: [],
@@ -103,8 +104,10 @@ def unless_refused(convert: Callable[[Any, int], Any], request: Any, n: int) -> 
         return None
 
 
-def test_every_builtin_convention_has_a_simulation() -> None:
-    assert set(BUILTIN) == set(SIMULATIONS)
+def test_every_rule_that_names_the_stream_has_a_simulation() -> None:
+    """SGLang's tables of families and versions are tested against its own code, in ``tests/interop``."""
+    rules = {type(found).__name__ for found in BUILTIN.values() if found.rank == "verified"}
+    assert rules - {"WithoutResidual"} <= {type(BUILTIN[name]).__name__ for name in SIMULATIONS}
 
 
 @names
@@ -219,7 +222,7 @@ def test_the_list_that_misled_a_deployment() -> None:
 
 
 @pytest.mark.parametrize(
-    "model_type", ["llama", "deepseek_v3", "gpt_oss", "gemma3_text", "qwen3_moe", "kimi_k25"]
+    "model_type", ["llama", "deepseek_v3", "gpt_oss", "gemma4_text", "qwen3_moe", "kimi_k25"]
 )
 @pytest.mark.parametrize("n", [7, 8, 36, 61])
 def test_the_default_layers_are_the_same_tensors_in_both_engines(model_type: str, n: int) -> None:
@@ -236,11 +239,15 @@ def test_each_states_where_it_was_read() -> None:
 
 
 def test_no_model_type_has_two_meanings() -> None:
-    claimed: dict[tuple[str, str, str], Convention] = {}
+    claimed: dict[tuple[str, str, str], list[Convention]] = {}
     for found in BUILTIN.values():
         for family in found.families or ("everything else",):
-            other = claimed.setdefault((found.library, found.key, family), found)
-            assert other is found, f"{found.name} and {other.name} both claim {family}"
+            claimed.setdefault((found.library, found.key, family), []).append(found)
+    for (*_, family), several in claimed.items():
+        for one, other in combinations(several, 2):
+            first, second = Versions.parse(one.versions), Versions.parse(other.versions)
+            apart = first.last < second.first or second.last < first.first
+            assert apart, f"{one.name} and {other.name} both claim {family}"
 
 
 def test_lookup_prefers_the_family_and_falls_back_to_the_rest() -> None:
@@ -259,12 +266,24 @@ def test_lookup_names_what_there_is() -> None:
         convention("sglang.lama")
 
 
+def test_a_loop_that_leaves_out_the_residual_names_no_point_of_the_stream() -> None:
+    gemma3 = convention_for("sglang", "gemma3_text")
+    points = gemma3.to_points([0, 5], 8)
+    assert [str(p) for p in points] == [f"out:model.layers.{k}.post_feedforward_layernorm" for k in (0, 5)]
+    assert gemma3.from_points(points, 8) == [0, 5]
+    with pytest.raises(
+        ConventionError, match=r"post\.5 cannot be captured: its loop leaves out the residual"
+    ):
+        gemma3.from_points([Point.post(5)], 8)
+    assert convention_for("sglang", "gemma3").to_points([0], 8)[0].module.startswith("model.language_model.")
+
+
 def test_an_engine_that_cannot_is_excluded_with_the_reason() -> None:
     last = (Point.post(2), Point.post(35))
     llama = engine_ids("sglang", last, 36, "llama")
     assert llama.ids is None
     assert "post.35 is boundary 36" in str(llama.excluded)
-    assert engine_ids("sglang", last, 36, "gemma3_text").ids == [2, 35]
+    assert engine_ids("sglang", last, 36, "gemma4_text").ids == [2, 35]
     assert engine_ids("vllm", last, 36, "llama").ids == [3, 36]
 
 
@@ -283,7 +302,7 @@ def test_an_engine_that_cannot_is_excluded_with_the_reason() -> None:
 def test_refusals_quote_the_value_and_the_reason(ids: list[int], message: str) -> None:
     with pytest.raises(ConventionError, match=message) as caught:
         BUILTIN["sglang.llama"].to_points(ids, 12)
-    assert "sglang.llama (sglang 0.5.23" in str(caught.value)
+    assert "sglang.llama (sglang 0.5.22 to 0.5.23" in str(caught.value)
     assert "12 layers" in str(caught.value)
 
 

@@ -26,7 +26,7 @@ class Modelopt(TableConvention):
     key: ClassVar[str] = "eagle_config.eagle_aux_hidden_state_layer_ids"
     rank: ClassVar[Rank] = "verified"
     source: ClassVar[str] = (
-        "modelopt/torch/speculative/plugins/hf_eagle.py:58-63,380-406 of 0.47.0 (run; the same since 0.37.0); "
+        "modelopt/torch/speculative/plugins/hf_eagle.py:58-63,380-406 of 0.47.0 (run; so since 0.37.0); "
         "exported unchanged by export/plugins/hf_spec_configs.py:47,140"
     )
     limits: ClassVar[str] = "Neither the embedding nor final_norm can be captured."

@@ -53,8 +53,8 @@ def _tensors(inputs):
 def raw_head(tmp_path):
     """Writes a head; ``config`` and ``tensors`` are laid over a right one, None removes.
 
-    Layouts: *eagle* (``midlayer.*``), *modelopt* (``layers.0.*`` and ModelOpt's ``eagle_config``), *speculators*
-    (nested).
+    Layouts: *eagle* (``midlayer.*``), *modelopt* (``layers.0.*`` and ModelOpt's ``eagle_config``),
+    *speculators* (nested).
     """
 
     def write(layout="eagle", *, config=(), tensors=(), inputs=3, nested=None, name="head"):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from ..behaviour import SERVERS, Draft, cite, fc_inputs
 from ..report import Finding, Row
 from ..subject import Subject
+from .reading import tensor
 from .seen import Seen, seen
 
 _SKIP = {"llama": "srt/models/llama_eagle3.py:237-247", "mla": "srt/models/kimi_k25_eagle3.py:285-294"}
@@ -34,7 +37,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
         if view.engine in SERVERS:
             yield from _built(view, trained)
     for row in rows:
-        yield from _fed(row, trained, target, _own_width(subject), _draft(subject, row.library))
+        yield from _fed(row, trained, target, _draft(subject, row.library), subject)
 
 
 def _built(view: Seen, trained: int) -> Iterator[Finding]:
@@ -54,12 +57,12 @@ def _built(view: Seen, trained: int) -> Iterator[Finding]:
         )
 
 
-def _fed(row: Row, trained: int, target: int, own: int | None, draft: Draft | None) -> Iterator[Finding]:
+def _fed(row: Row, trained: int, target: int, draft: Draft | None, subject: Subject) -> Iterator[Finding]:
     if row.captured is None or row.asked != "file":
         return
     fed = len(row.captured)
-    skips = row.library == "sglang" and fed * target == own and draft is not None
-    if skips and (trained > 1 or fed == trained):
+    skips = row.library == "sglang" and fed * target == _own_width(subject) and draft is not None
+    if skips and not _is_identity(subject):
         yield Finding(
             check="inputs.fc_skipped",
             severity="wrong",
@@ -74,7 +77,7 @@ def _fed(row: Row, trained: int, target: int, own: int | None, draft: Draft | No
             "harmless",
             source=cite("sglang", _SKIP["mla" if draft == "mla" else "llama"]),
         )
-    elif fed != trained:
+    elif fed != trained and not skips:
         yield Finding(
             check="inputs.fed",
             severity="wrong",
@@ -110,6 +113,16 @@ def _own_width(subject: Subject) -> int | None:
     assert subject.head is not None
     value = subject.head.fields.get("hidden_size")
     return value if type(value) is int else None
+
+
+def _is_identity(subject: Subject) -> bool:
+    """Whether ``fc`` does nothing, so that skipping it does nothing."""
+    assert subject.head is not None
+    shape = subject.head.tensors["fc.weight"].shape
+    if shape[0] != shape[1]:
+        return False
+    fc = tensor(subject.head, "fc.weight")
+    return torch.equal(fc, torch.eye(len(fc), dtype=fc.dtype))
 
 
 def _draft(subject: Subject, engine: str) -> Draft | None:

@@ -125,15 +125,28 @@ def _biases(head: RawHead) -> Iterator[Finding]:
             do="serve it with vLLM, or train without biases",
             source=cite("sglang", "srt/models/llama_eagle3.py:67-84"),
         )
-    if "fc.bias" in head.tensors:
+    if "fc.bias" not in head.tensors:
+        return
+    yield Finding(
+        check="tensors.fc_bias",
+        severity="wrong",
+        engines=("vllm",),
+        what="fc has a bias",
+        why="vLLM builds fc without one and skips the tensor without a word",
+        do="train without a bias on fc",
+        source=f"{cite('vllm', 'model_executor/models/llama_eagle3.py:242-250')}; "
+        f"{cite('vllm', 'model_executor/models/utils.py:457-458')}",
+    )
+    attention = "midlayer.self_attn.o_proj.bias" in head.tensors
+    if not (head.fields.get("bias") is True and attention):
         yield Finding(
             check="tensors.fc_bias",
             severity="wrong",
-            engines=("vllm",),
+            engines=("sglang",),
             what="fc has a bias",
-            why="vLLM builds fc without one and skips the tensor without a word; SGLang builds one only "
-            "where the config says bias = true",
+            why="SGLang builds one only where the config says bias = true, which gives the attention's "
+            "output "
+            "one too; else it skips the tensor without a word",
             do="train without a bias on fc",
-            source=f"{cite('vllm', 'model_executor/models/llama_eagle3.py:242-250')}; "
-            f"{cite('vllm', 'model_executor/models/utils.py:457-458')}",
+            source=cite("sglang", "srt/models/llama_eagle3.py:163-167"),
         )

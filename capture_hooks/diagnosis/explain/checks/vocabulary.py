@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ....errors import HeadError
 from ....heads.formats import RawHead
 from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
+from .reading import tensor
 
 _READ_BY: Final = (
     f"{cite('sglang', 'srt/models/llama_eagle3.py:350-353')}; "
@@ -28,7 +27,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
         return
     head = subject.head
     draft, target = _size(head, "draft_vocab_size"), _vocabulary(subject)
-    d2t = _read(head, "d2t") if "d2t" in head.tensors else None
+    d2t = tensor(head, "d2t") if "d2t" in head.tensors else None
     if d2t is None:
         yield from _missing(draft, target)
         return
@@ -53,7 +52,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     offsets = d2t.to(torch.int64)
     yield from _form(offsets, target)
     if "t2d" in head.tensors:
-        yield from _against_t2d(offsets, _read(head, "t2d"), target)
+        yield from _against_t2d(offsets, tensor(head, "t2d"), target)
 
 
 def form_of(d2t: Tensor, target: int | None) -> str:
@@ -156,21 +155,6 @@ def _wrong(what: str, why: str) -> Finding:
         do="restore the d2t of the training run",
         source=_READ_BY,
     )
-
-
-def _read(head: RawHead, name: str) -> Tensor:
-    """One tensor of a head.
-
-    Raises:
-        HeadError: its file is damaged.
-    """
-    stored = head.names[name]
-    try:
-        with safe_open(stored.file, framework="pt") as file:
-            tensor: Tensor = file.get_tensor(stored.name)
-    except (OSError, SafetensorError) as error:
-        raise HeadError(f"{stored.file} is damaged, truncated or no safetensors file: {error}") from None
-    return tensor
 
 
 def _ascends(values: Tensor) -> bool:

@@ -131,6 +131,7 @@ class Plan:
         spec: the points, layers absolute, with the point that ``last`` is; None where nobody said them.
         target: path of the target model; None where it was not given.
         origin: the format that was read.
+        digest: SHA-256 over token ids and masks, as `Provenance` has it; None where there are no masks.
     """
 
     lengths: tuple[int, ...]
@@ -139,6 +140,7 @@ class Plan:
     spec: CaptureSpec | None
     target: str | None
     origin: str
+    digest: str | None
 
 
 @runtime_checkable

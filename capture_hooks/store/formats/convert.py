@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import StoreError
 from ...plugins import registry
+from ..stream import view
 from .contract import DumpFormat, Plan, Source
 from .declared import Declared
 from .describe import recognised
@@ -80,8 +82,8 @@ def convert_dump(
         vocabulary=None if target is None else target.anatomy.vocab_size,
         done=lambda done: report(done, len(opened)),
     )
-    lengths = _lengths(prepared, wants_masks=lags[1] is not None)
-    plan = Plan(lengths, settled.written, str(source), settled.spec, declared.target, reader.name)
+    lengths, digest = _looked_through(prepared, wants_masks=lags[1] is not None)
+    plan = Plan(lengths, settled.written, str(source), settled.spec, declared.target, reader.name, digest)
     if writer.resumes:
         writer.write(destination, prepared, plan)
     else:
@@ -113,13 +115,15 @@ def _reader(source: Path, read_as: str | None, declared: Declared) -> DumpFormat
     return reader
 
 
-def _lengths(rows: Prepared, wants_masks: bool) -> tuple[int, ...]:
-    """Tokens of each sequence; looks at all ids and masks, before anything is written.
+def _looked_through(rows: Prepared, wants_masks: bool) -> tuple[tuple[int, ...], str | None]:
+    """Tokens of each sequence, and the digest of all ids and masks (as `Examples.provenance` takes it).
+
+    Everything but the states' values is looked at here, before anything is written.
 
     Raises:
         StoreError: ids that cannot be the target's, or masks that are wanted and not there.
     """
-    lengths = []
+    lengths, digest, masked = [], hashlib.sha256(), True
     for index in range(len(rows)):
         ids, mask = rows.tokens(index)
         if mask is None and wants_masks:
@@ -128,7 +132,10 @@ def _lengths(rows: Prepared, wants_masks: bool) -> tuple[int, ...]:
                 "--masks DATA, a data set with the same token ids"
             )
         lengths.append(len(ids))
-    return tuple(lengths)
+        masked = masked and mask is not None
+        for part in (len(ids).to_bytes(8, "little"), view(ids), view(mask) if mask is not None else b""):
+            digest.update(part)
+    return tuple(lengths), digest.hexdigest() if masked else None
 
 
 def _moving(lags: tuple[int | None, int | None]) -> tuple[int, int] | None:

@@ -53,12 +53,16 @@ class FileSource(ABC):
         return str(self.files[index])
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
-        rows = self._read(self.files[index])
+        rows = self.rows(index)
         return rows.token_ids, rows.loss_mask
 
     def rows(self, index: int) -> Rows:
         path = self.files[index]
         rows, facts = self._read(path), self.facts
+        if rows.inputs.dtype != rows.last.dtype:
+            raise StoreError(
+                f"{path} holds inputs of {rows.inputs.dtype} and a last hidden state of {rows.last.dtype}"
+            )
         found = (str(rows.last.dtype).removeprefix("torch."), rows.inputs.shape[1], rows.last.shape[1])
         wanted = (facts.dtype, facts.width, facts.hidden)
         if found != wanted:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from ..batches import plan_shards
 from ..dump import Dump
 from ..manifest import MANIFEST, Engine, Manifest, Provenance
 from ..shard import StoredSequence
-from ..stream import NotFiniteError, view
+from ..stream import NotFiniteError
 from ..writer import DumpWriter
 from ..writing import stored_dtype, with_shards_of
 from .contract import Facts, Meaning, NormState, Plan, Rows, Source
@@ -119,6 +118,7 @@ def _manifest(rows: Source, plan: Plan) -> Manifest:
     assert plan.spec is not None
     assert plan.target is not None
     assert plan.last is not None
+    assert plan.digest is not None
     facts, target = rows.facts, TargetModel(plan.target)
     manifest = Manifest(
         spec=plan.spec,
@@ -131,28 +131,13 @@ def _manifest(rows: Source, plan: Plan) -> Manifest:
         engine=Engine(
             name=plan.origin, version="not stated", settings={"converted by": f"capture-hooks {__version__}"}
         ),
-        data=_provenance(rows, plan),
+        data=Provenance(
+            source=plan.source, digest=plan.digest, sequences=len(plan.lengths), tokens=sum(plan.lengths)
+        ),
         shard_tokens=1,
         argmax=False,
     )
     return with_shards_of(manifest, None)
-
-
-def _provenance(rows: Source, plan: Plan) -> Provenance:
-    """As `Examples.provenance` counts and digests the same data."""
-    digest = hashlib.sha256()
-    for index in range(len(rows)):
-        ids, mask = rows.tokens(index)
-        assert mask is not None
-        length = len(ids).to_bytes(8, "little")
-        for part in (length, view(ids), view(mask)):
-            digest.update(part)
-    return Provenance(
-        source=plan.source,
-        digest=digest.hexdigest(),
-        sequences=len(plan.lengths),
-        tokens=sum(plan.lengths),
-    )
 
 
 def _norm_state(manifest: Manifest) -> NormState | None:

@@ -27,7 +27,10 @@ _PICKLE_BYTES: Final = 2**20
 _INFLATION: Final = 20
 _INFLATED_BYTES: Final = 64 * 2**20
 _READ: Final = 2**20
-_ALLOWED: Final = re.compile(r"torch\._utils _rebuild_tensor_v2|torch \w+Storage|collections OrderedDict")
+_ALLOWED: Final = re.compile(
+    r"torch\._utils _rebuild_tensor_v[23]|torch(\.storage)? \w+Storage|torch (float8_\w+|uint\d+)|"
+    r"collections OrderedDict"
+)
 _DAMAGED: Final = (ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError)
 
 

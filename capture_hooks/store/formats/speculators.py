@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
@@ -19,7 +20,6 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...errors import StoreError
 from .contract import Meaning, Plan, Rows, Source
@@ -55,19 +55,16 @@ class _Source(FileSource):
             )
         super().__init__(directory, files)
 
-    def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
-        place, row = self.directory / f"row {index}", self._rows[index]
-        ids = token_ids(place, row["input_ids"])
-        return ids, marks(place, row["loss_mask"], len(ids))
-
     def rows(self, index: int) -> Rows:
-        found, (ids, mask) = super().rows(index), self.tokens(index)
+        found, row = super().rows(index), self._rows[index]
+        place = self.directory / f"row {index}"
+        ids = token_ids(place, row["input_ids"])
         if not torch.equal(ids, found.token_ids):
             raise StoreError(
-                f"{found.place} holds other tokens than row {index} of {self.directory}: they are of two "
-                "data sets"
+                f"{found.place} holds other tokens than row {index} of {self.directory}: "
+                "they are of two data sets"
             )
-        return Rows(found.place, ids, mask, found.inputs, found.last)
+        return dataclasses.replace(found, loss_mask=marks(place, row["loss_mask"], len(ids)))
 
     def _read(self, path: Path) -> Rows:
         return extracted(path)
@@ -91,16 +88,16 @@ class Speculators:
     def write(self, directory: Path, rows: Source, plan: Plan) -> None:
         datasets = _datasets()
         (directory / "hidden_states").mkdir()
-        for index in range(len(rows)):
-            write_extracted(_states(directory, index), rows.rows(index), rows.facts)
         counts: Counter[int] = Counter()
 
         def records() -> Iterator[dict[str, Any]]:
             for index in range(len(rows)):
-                ids, mask = rows.tokens(index)
-                assert mask is not None
-                counts.update(ids[mask].tolist())
-                yield {"input_ids": ids.numpy(), "loss_mask": mask.long().numpy(), "seq_len": len(ids)}
+                one = rows.rows(index)
+                assert one.loss_mask is not None
+                write_extracted(_states(directory, index), one, rows.facts)
+                counts.update(one.token_ids[one.loss_mask].tolist())
+                mask = one.loss_mask.long().numpy()
+                yield {"input_ids": one.token_ids.numpy(), "loss_mask": mask, "seq_len": len(mask)}
 
         _save_rows(datasets, directory, records())
         with saved(directory / "token_freq.pt") as file:

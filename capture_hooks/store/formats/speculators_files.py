@@ -48,10 +48,6 @@ V0 = Meaning(
 
 
 class _V1Source(FileSource):
-    def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
-        path = self.files[index]
-        return _tokens(path, pickles.load(path))
-
     def _read(self, path: Path) -> Rows:
         content = pickles.load(path)
         ids, mask = _tokens(path, content)

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from ...errors import StoreError
 from ..manifest import MANIFEST
 from ..stream import TensorStream, write_columns
@@ -40,10 +38,6 @@ MEANING = Meaning(
 
 
 class _Source(FileSource):
-    def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
-        path = self.files[index]
-        return token_ids(path, *read_tensors(path, ["token_ids"])), None
-
     def _read(self, path: Path) -> Rows:
         return extracted(path)
 

@@ -20,16 +20,21 @@ def bound_command(module: str, words: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", __name__, str(os.getpid()), module, *words]
 
 
-def main() -> None:
-    """Run a module; the arguments before its own are the process it belongs to, and its name."""
-    parent, module = int(sys.argv[1]), sys.argv[2]
-    del sys.argv[1:3]
+def end_with(parent: int) -> None:
+    """End this process when ``parent``, which started it, has ended; at once where it has already (Linux)."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before it could be watched
             sys.exit(1)
+
+
+def main() -> None:
+    """Run a module; the arguments before its own are the process it belongs to, and its name."""
+    parent, module = int(sys.argv[1]), sys.argv[2]
+    del sys.argv[1:3]
+    end_with(parent)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

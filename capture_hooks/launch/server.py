@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -158,7 +160,7 @@ def running(
     Raises:
         EngineError: it does not start; with the reason that a rank reported, else the end of its output.
     """
-    with tempfile.TemporaryDirectory(prefix=f"capture-hooks-{engine.lower()}-") as name:
+    with _ending_well(), tempfile.TemporaryDirectory(prefix=f"capture-hooks-{engine.lower()}-") as name:
         folder = Path(name)
         (folder / "reports").mkdir()
         port = free_port()
@@ -177,6 +179,20 @@ def running(
             yield server
         finally:
             server.stop()
+
+
+@contextmanager
+def _ending_well() -> Iterator[None]:
+    """Let a request to terminate unwind, so that the server and its files are gone too."""
+    own = threading.current_thread() is threading.main_thread()
+    if not own or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _reason(body: bytes) -> str:

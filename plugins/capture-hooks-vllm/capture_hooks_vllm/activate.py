@@ -6,6 +6,7 @@ fed what it was trained on, `CAPTURE_HOOKS_HANDSHAKE` a directory for reports.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Final
 
@@ -19,4 +20,14 @@ def activate() -> None:
     if os.environ.get(HEAD) or os.environ.get(HANDSHAKE):
         from .serving.host import follow_workers
 
+        _end_with_parent()
         follow_workers()
+
+
+def _end_with_parent() -> None:
+    """VLLM's engine and workers, which it spawns, go on when the process that started them is killed."""
+    spawner = multiprocessing.parent_process()
+    if spawner is not None and spawner.pid is not None:
+        from capture_hooks.launch.bound import end_with
+
+        end_with(spawner.pid)

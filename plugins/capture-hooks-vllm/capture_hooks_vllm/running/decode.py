@@ -30,8 +30,8 @@ class VllmDecoding:
 
     name = "vllm"
 
-    def __init__(self, server: Server, *, drafts: bool) -> None:
-        self._server, self._drafts = server, drafts
+    def __init__(self, server: Server, ends: Sequence[int], *, drafts: bool) -> None:
+        self._server, self._ends, self._drafts = server, list(ends), drafts
 
     @property
     def version(self) -> str:
@@ -60,7 +60,7 @@ class VllmDecoding:
             EngineError: vLLM refused it, or does not tell how it was drafted.
         """
         start = time.perf_counter()
-        answer = generate(self._server, prompt, max_new_tokens)
+        answer = self._ask(prompt, max_new_tokens)
         seconds = time.perf_counter() - start
         ids = tuple(answer["choices"][0]["token_ids"])
         if not self._drafts:
@@ -74,8 +74,8 @@ class VllmDecoding:
 
     def margin(self, prompt: Sequence[int], answer: Sequence[int]) -> Margin:
         """How far ahead the next token is, decoded a token at a time and in one pass over all before it."""
-        decoded = generate(self._server, prompt, len(answer) + 1, logprobs=_BEST)
-        at_once = generate(self._server, [*prompt, *answer], 1, logprobs=_BEST)
+        decoded = self._ask(prompt, len(answer) + 1, logprobs=_BEST)
+        at_once = self._ask([*prompt, *answer], 1, logprobs=_BEST)
         places = decoded["choices"][0]["logprobs"]["content"]
         single = _best(places[min(len(answer), len(places) - 1)])
         several = _best(at_once["choices"][0]["logprobs"]["content"][0])
@@ -83,6 +83,9 @@ class VllmDecoding:
         return Margin(
             first - second, max(abs(single[t] - several[t]) for t in single.keys() & several.keys())
         )
+
+    def _ask(self, prompt: Sequence[int], tokens: int, **options: Any) -> Any:
+        return generate(self._server, prompt, tokens, stop_token_ids=self._ends, **options)
 
 
 def _histogram(answer: Any) -> tuple[int, ...]:
@@ -115,4 +118,15 @@ def decode(model: Path, head: Path | None, words: Sequence[str]) -> Iterator[Vll
         fixed += [*drafting, "--per-request-spec-decode-metrics", "summary"]
         environment[HEAD] = str(head)
     with running(model, kept, fixed, environment) as server:
-        yield VllmDecoding(server, drafts=head is not None)
+        yield VllmDecoding(server, _ends(model), drafts=head is not None)
+
+
+def _ends(model: Path) -> list[int]:
+    """Token ids that end an answer, as transformers has them; vLLM without a tokenizer knows none."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        told = GenerationConfig.from_pretrained(str(model)).eos_token_id
+    except OSError:
+        told = AutoConfig.from_pretrained(str(model)).get_text_config().eos_token_id
+    return [told] if isinstance(told, int) else list(told or ())

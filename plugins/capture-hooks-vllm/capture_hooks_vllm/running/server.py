@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,11 @@ def running(
     line = ["--model", str(model), *defaults(model), *words, "--tokens-only", *fixed]
     line += ["--skip-tokenizer-init", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
     settings = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
-    with running_server("vLLM", MODULE, line, {**settings, **environment}, _told, _cause) as server:
-        yield server
+    # What it leaves behind, sockets and rendezvous files of its processes, is removed with the folder.
+    with tempfile.TemporaryDirectory(prefix="capture-hooks-") as temporary:
+        settings["TMPDIR"] = temporary
+        with running_server("vLLM", MODULE, line, {**settings, **environment}, _told, _cause) as server:
+            yield server
 
 
 def check_words(model: Path, words: Sequence[str]) -> None:

@@ -48,14 +48,14 @@ def inputs_of(
         assert absolute is not None
         return absolute, _contradictions(raw, target, absolute.inputs, None), ()
     chosen = chosen_convention(name, target.family, unverified)
-    ids = raw.ids.get(chosen.key)
-    if ids is not None:
-        points = chosen.to_points(_list(ids, chosen.key, raw), target.n_layers)
+    key = _key(chosen, raw)
+    if key in raw.ids:
+        points = chosen.to_points(_list(raw.ids[key], key, raw), target.n_layers)
         notes: tuple[str, ...] = ()
     elif raw.ids:
         keys = ", ".join(raw.ids)
         raise HeadError(
-            f"{raw.directory}: {chosen.name} reads {chosen.key}, which is not there; its ids stand at {keys}"
+            f"{raw.directory}: {chosen.name} reads {key}, which is not there; its ids stand at {keys}"
         )
     elif written_for is None and absolute is None:
         raise HeadError(
@@ -69,8 +69,8 @@ def inputs_of(
         points = chosen.default(target.n_layers).points
         notes = (f"it lists no layer ids; {chosen.name}'s default was taken: {_said(points)}",)
     found = CaptureSpec(points)
-    _check_same(found, absolute, target, f"{raw.directory}: to {chosen.name} its {chosen.key} mean")
-    return found, _contradictions(raw, target, points, chosen.key), notes
+    _check_same(found, absolute, target, f"{raw.directory}: to {chosen.name} its {key} mean")
+    return found, _contradictions(raw, target, points, key), notes
 
 
 def chosen_convention(name: str, family: str, unverified: bool) -> Convention:
@@ -86,6 +86,17 @@ def chosen_convention(name: str, family: str, unverified: bool) -> Convention:
         found = convention_for(name, family)
     require_verified(found, unverified)
     return found
+
+
+def _key(chosen: Convention, raw: RawHead) -> str:
+    """Where a head keeps the ids of a convention.
+
+    Those of a program's argument (a dump script's) have no key of their own: the exporter writes the same
+    numbers where it writes ids.
+    """
+    if chosen.key.endswith("layer_ids") or len(raw.ids) != 1:
+        return chosen.key
+    return next(iter(raw.ids))
 
 
 def _contradictions(

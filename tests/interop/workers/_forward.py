@@ -1,0 +1,28 @@
+"""What every forward worker is told: ``HEAD STATES OUT``, three words for each head.
+
+STATES is a safetensors file: ``states`` [T, K*H] the captured inputs by depth, ``next_ids`` [T],
+``embedding`` [V, H] the target's table.  OUT gets ``logits`` [T, D], of one step over the whole sequence.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+
+def forward_all(logits_of: Callable[[Path, dict[str, Tensor]], Tensor]) -> None:
+    """Run ``logits_of(head, states)`` for each head of the command line."""
+    words = sys.argv[1:]
+    for head, states, out in zip(words[::3], words[1::3], words[2::3], strict=True):
+        with torch.no_grad():
+            logits = logits_of(Path(head), load_file(states))
+        save_file({"logits": logits.contiguous()}, out)
+
+
+def causal(rows: int) -> Tensor:
+    """[1, 1, T, T] added to scores: the lowest float where a row must not look."""
+    mask = torch.full((rows, rows), torch.finfo(torch.float32).min).triu(1)
+    return mask[None, None]

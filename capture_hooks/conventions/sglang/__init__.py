@@ -3,9 +3,9 @@
 from typing import Final
 
 from ..contract import Convention
-from .history import EAGLE3
+from . import dflash_table, eagle3_before, eagle3_today
 
 #: In no particular order.
-CONVENTIONS: Final[tuple[Convention, ...]] = EAGLE3
+CONVENTIONS: Final[tuple[Convention, ...]] = (*eagle3_today.TODAY, *eagle3_before.BEFORE, *dflash_table.TABLE)
 
 __all__ = ["CONVENTIONS"]

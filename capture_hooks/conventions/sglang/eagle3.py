@@ -16,7 +16,6 @@ from ..contract import Captured, Convention, Order, Rank
 from .model import SglangModel
 
 KEY = "eagle_config.eagle_aux_hidden_state_layer_ids"
-PIPELINE = "Under pipeline parallelism only layers of the last rank are captured."
 
 
 class Eagle3(SglangModel):

@@ -27,6 +27,7 @@ class SglangModel(BoundaryConvention):
     rank: ClassVar[Rank] = "verified"
     read_on: ClassVar[str] = "2026-11-30"
 
+    outside: ClassVar[str] = "these models capture by no id"
     memory: ClassVar[Memory] = "list"
     #: Whether it looks once more after its last layer, so that boundary n is captured.
     end: ClassVar[bool] = False
@@ -65,8 +66,8 @@ class SglangModel(BoundaryConvention):
             self._refuse(ids, n_layers, f"its setter fails, TypeError: {error}")
         quirks = [
             f"id {number!r} is no integer, and counts as {int(number)}"
-            for number in ids
-            if type(number) is not int and number in range(-n_layers, n_layers + 1)
+            for number, boundary in zip(ids, found, strict=True)
+            if type(number) is not int and boundary in range(-n_layers, n_layers + 2)
         ]
         quirks += [
             f"id {number} is negative and happens to be boundary {boundary % n_layers}"

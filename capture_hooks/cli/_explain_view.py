@@ -106,7 +106,9 @@ def _finding(finding: Finding) -> RenderableType:
     head = Text(f"\n{finding.severity}", style=_SEVERITY[finding.severity])
     engines = f" ({', '.join(finding.engines)})" if finding.engines else ""
     head.append(f" {finding.check}{engines}", style="default")
-    lines = [("  what", finding.what), ("  why", finding.why), ("  do", finding.do)]
+    lines = [("  what", finding.what), ("  why", finding.why)]
+    if finding.do:
+        lines.append(("  do", finding.do))
     if finding.source:
         lines.append(("  source", finding.source))
     return Group(head, _grid(lines))

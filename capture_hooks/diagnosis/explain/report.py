@@ -80,7 +80,7 @@ class Finding(_Frozen):
     engines: tuple[str, ...] = Field(default=(), description="libraries concerned; none: the file itself")
     what: str
     why: str
-    do: str
+    do: str = Field(description="what helps; empty where nothing is needed")
     source: str | None = Field(default=None, description="library, version, file and line")
 
 

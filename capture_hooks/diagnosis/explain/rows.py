@@ -13,7 +13,7 @@ from ...heads.formats.open import layer_ids
 from ...plugins import registry
 from ...spec import Point
 from .applying import applying_to, for_block_drafters, primary_keys, without_name
-from .compare import differences, state_of
+from .compare import differences, one_spelling, state_of
 from .report import Asked, Row, Verdict
 from .target import TargetFacts
 from .trained import TrainedOn
@@ -134,6 +134,10 @@ def _row(
     verdict = Verdict(outcome="fails", how=(without_name(found.refusal or "it stops"),))
     if captured is not None:
         verdict = _verdict(captured.points, n_layers, split, trained)
+        if verdict.outcome == "differs" and found.ids is None:
+            own = ", ".join(str(one_spelling(point, n_layers, split)) for point in captured.points)
+            how = f"it finds no ids that it reads, and takes layers of its own: {own}"
+            verdict = Verdict(outcome="differs", how=(how, *(verdict.how if len(verdict.how) == 1 else ())))
     states = None if captured is None else tuple(state_of(p, n_layers, split) for p in captured.points)
     return Row(
         **_about(about, versions),

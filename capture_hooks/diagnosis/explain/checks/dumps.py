@@ -18,7 +18,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             severity="note",
             what=f"{name}: {value}",
             why=f"so says the dump, or the code of its library ({subject.dump.library})",
-            do="nothing",
+            do="",
         )
     for name, how in subject.dump.silent:
         yield Finding(

@@ -67,7 +67,7 @@ def _one(subject: Subject, rule: FlagRule, taken: bool) -> Iterator[Finding]:
                 engines=(rule.engine,),
                 what=f"{rule.engine} honours {name}",
                 why=_MEANS[rule.flag] if trained else _WITHOUT[rule.flag],
-                do="nothing",
+                do="",
                 source=rule.source,
             )
         return

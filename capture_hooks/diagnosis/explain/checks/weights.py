@@ -73,7 +73,7 @@ def _lm_head(subject: Subject) -> Iterator[Finding]:
                 engines=("sglang", "vllm"),
                 what="no lm_head and no draft_vocab_size: the target's output layer is shared",
                 why="that is what SGLang and vLLM do then; the head must have been trained with it",
-                do="nothing, if it was",
+                do="",
                 source=cite("sglang", "srt/models/llama_eagle3.py:306-308"),
             )
         else:

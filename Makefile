@@ -25,7 +25,7 @@ PEER_specforge   := specforge==0.2.0
 PEER_modelopt    := nvidia-modelopt==0.47.0
 PEER_STAMPS := $(PEERS:%=.venv-%/.installed)
 
-.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers interop
+.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers speculators-versions interop
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
@@ -79,9 +79,17 @@ $(PEER_STAMPS): .venv-%/.installed: tests/interop/environments/%.txt
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "$(PEER_$*)"
 	@touch $@
 
-peers: $(PEER_STAMPS)
+# The last speculators that read each version of its .pt files: only their data sets are run.
+SPECULATORS_STAMPS := $(patsubst %,build/speculators/%/.installed,0.3.0 0.5.0)
+$(SPECULATORS_STAMPS): build/speculators/%/.installed: | .venv-speculators/.installed
+	.venv-speculators/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $(@D) "speculators==$*"
+	@touch $@
 
-interop: $(STAMP) $(PEER_STAMPS) $(SGLANG_STAMP)
+peers: $(PEER_STAMPS)
+speculators-versions: $(SPECULATORS_STAMPS)
+
+interop: $(STAMP) $(PEER_STAMPS) $(SPECULATORS_STAMPS) $(SGLANG_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/interop
 
 # The last version whose llama hands on (hidden, residual): its anatomy against transformers, family by family.

@@ -42,7 +42,7 @@ def recognised(path: Path) -> DumpFormat:
         return found[0]
     if found:
         names = ", ".join(candidate.name for candidate in found)
-        raise StoreError(f"{path} may be a dump of several formats ({names}); say which (--read-as)")
+        raise StoreError(f"{path} may be a dump of several formats ({names}); say which (--from)")
     what = "is of no known format" if path.is_dir() else "is not a directory"
     raise StoreError(f"{path} {what}: a dump is a directory of one of the formats {', '.join(formats)}")
 

@@ -43,7 +43,7 @@ class _Source(FileSource):
 
 
 class VLLM:
-    """Both directions; locks are neither waited for nor written."""
+    """Both directions.  Locks are written, for vLLM's own reader wants them, but not waited for."""
 
     name = "vllm"
     meaning = MEANING
@@ -64,7 +64,10 @@ class VLLM:
 
     def write(self, directory: Path, rows: Source, plan: Plan) -> None:
         for index in range(len(rows)):
-            write_extracted(directory / f"{index:08d}.safetensors", rows.rows(index), rows.facts)
+            path = directory / f"{index:08d}.safetensors"
+            write_extracted(path, rows.rows(index), rows.facts)
+            with saved(Path(f"{path}.lock")):
+                pass
 
 
 def extracted(path: Path) -> Rows:

@@ -1,13 +1,17 @@
 """Train a head with ModelOpt on transformers' Trainer, as its recipes do: ``... SETTINGS.json``.
 
-Settings: ``target``, ``talks`` (JSON lines of ``prompt_ids`` and ``answer_ids``), ``out``, ``ids``, ``flags``
-(fields of the draft's architecture), ``steps``, ``learning_rate``, ``draft``, ``draft_vocab``.  The target
-runs in the same process and ModelOpt's own forward hooks collect the states.
+Settings: ``target``, ``talks`` (JSON lines of ``prompt_ids`` and ``answer_ids``), ``data`` (a folder of
+``.pt`` XX
+
+The target runs in the same process and ModelOpt's own forward hooks collect the states.  Beside the export,
+``modelopt-says.json`` holds what ModelOpt finds of it: ``rounds``, which its own validation of the trained
+module takes for each talk, and ``from_dump``, how far the hooks' states are from those in ``data``.
 """
 
 import copy
 import json
 import sys
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +19,8 @@ import modelopt.torch.speculative as mtsp
 import torch
 from modelopt.torch.export import export_speculative_decoding
 from modelopt.torch.speculative.config import eagle3_default_config
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+from modelopt.torch.speculative.plugins.hf_eagle import HFARValidation
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 
 def converted(settings):
@@ -64,8 +69,8 @@ def main(settings):
     model.eagle_module.d2t.copy_(chosen - torch.arange(len(chosen)))
     out = Path(settings["out"])
     arguments = TrainingArguments(
-        str(out.with_name(out.name + ".runs")),
-        max_steps=settings["steps"],
+        tempfile.gettempdir(),  # nothing is saved there
+        max_steps=settings["passes"],
         per_device_train_batch_size=len(data),
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="cosine",
@@ -77,6 +82,35 @@ def main(settings):
     )
     Trainer(model, arguments, train_dataset=data).train()
     export_speculative_decoding(model.eval(), export_dir=out)
+    says = {"rounds": rounds(model, settings, data), "from_dump": from_dump(model, settings, data)}
+    (out / "modelopt-says.json").write_text(json.dumps(says))
+
+
+def rounds(model, settings, data):
+    """Passes of the target after the first, by ModelOpt's own count over the known answers."""
+    validation = HFARValidation(model, AutoTokenizer.from_pretrained(settings["target"]))
+    found = []
+    for row in data:
+        prompt, answer = (row["input_ids"][row["loss_mask"] == part][None] for part in (0, 1))
+        with torch.no_grad():
+            _, rate = validation.validate(
+                0, input_ids=prompt, ground_truth=row["input_ids"][None], steps=settings["draft"]
+            )
+        found.append(round(answer.shape[1] / rate) - 1)
+    return found
+
+
+def from_dump(model, settings, data):
+    """Largest difference of a state, relative to the largest state."""
+    worst = 0.0
+    for row, path in zip(data, sorted(Path(settings["data"]).glob("*.pt")), strict=True):
+        stored = torch.load(path, weights_only=True)
+        assert torch.equal(stored["input_ids"], row["input_ids"])
+        with torch.no_grad():
+            model._base_model(row["input_ids"][None])
+        hooked, dumped = model.pop_and_gather_aux_hiddens()[0], stored["aux_hidden_states"]
+        worst = max(worst, float((hooked - dumped).abs().max() / dumped.abs().max()))
+    return worst
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Train a head with SpecForge's own ``train`` and ``export`` commands: ``train_specforge.py SETTINGS.json``.
 
 Settings: ``target``, ``data`` (a folder of ``.ckpt`` files), ``out``, ``ids``, ``flags`` (fields of the
-draft's configuration), ``steps``, ``learning_rate``, ``draft``, ``draft_vocab``.
+draft's configuration), ``passes``, ``learning_rate``, ``draft``, ``draft_vocab``.
 """
 
 import json
-import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import specforge.algorithms.eagle3.model as eagle3
@@ -61,10 +61,7 @@ def draft_config(settings):
     }
 
 
-def main(settings):
-    out = Path(settings["out"])
-    work = out.with_name(out.name + ".runs")
-    work.mkdir(parents=True)
+def main(settings, work):
     draft = work / "draft.json"
     draft.write_text(json.dumps(draft_config(settings)))
     rows = sum(1 for _ in Path(settings["data"]).rglob("*.ckpt*"))
@@ -81,8 +78,8 @@ def main(settings):
         },
         "training": {
             "strategy": "eagle3",
-            "num_epochs": settings["steps"],  # every step sees all the data
-            "batch_size": rows,
+            "num_epochs": settings["passes"],
+            "batch_size": rows,  # every step sees all the data
             "learning_rate": settings["learning_rate"],
             "ttt_length": settings["draft"],
             "attention_backend": "sdpa",
@@ -97,11 +94,17 @@ def main(settings):
     config.write_text(json.dumps(run))  # JSON is YAML
     on_a_cpu()
     ended = specforge(["train", "--config", str(config)])
-    words = ["--checkpoint", str(work / "runs"), "--draft-config", str(draft), "--output-dir", str(out)]
-    ended = ended or specforge(["export", "--to", "sglang", *words])
-    shutil.rmtree(work)
-    return ended
+    words = [
+        "--checkpoint",
+        str(work / "runs"),
+        "--draft-config",
+        str(draft),
+        "--output-dir",
+        settings["out"],
+    ]
+    return ended or specforge(["export", "--to", "sglang", *words])
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(Path(sys.argv[1]).read_text())))
+    with tempfile.TemporaryDirectory() as work:
+        sys.exit(main(json.loads(Path(sys.argv[1]).read_text()), Path(work)))

@@ -1,13 +1,14 @@
 """Train a head with speculators' own ``train`` command: ``train_speculators.py SETTINGS.json``.
 
 Settings: ``target``, ``data`` (a folder of `datasets` with ``hidden_states/hs_*.safetensors``), ``out``,
-``ids``, ``flags`` (options of ``train``, underscores for dashes), ``steps``, ``learning_rate``, ``draft``,
+``ids``, ``flags`` (options of ``train``, underscores for dashes), ``passes``, ``learning_rate``, ``draft``,
 ``draft_vocab``.  The last row of the data is held out for validation, as speculators wants one.
 """
 
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import datasets
@@ -32,9 +33,8 @@ def on_a_cpu():
     trainer.torch.autocast = NoAutocast
 
 
-def main(settings):
-    data, out = Path(settings["data"]), Path(settings["out"])
-    runs = out.with_name(out.name + ".runs")
+def main(settings, runs):
+    data = Path(settings["data"])
     rows = datasets.load_from_disk(str(data))
     save_token_frequency_distribution(rows, data / "token_freq.pt")
     tokens = sum(rows.with_format(None)["seq_len"])
@@ -48,11 +48,11 @@ def main(settings):
         "draft_attn_impl": "sdpa",
         "hidden_states_dtype": "float32",
         "loss_implementation": "eager",
-        "total_seq_len": tokens,  # every step sees all the data
+        "total_seq_len": tokens // 3,  # three steps or four a pass
         "train_data_ratio": (len(rows) - 1) / len(rows) + 1e-6,
-        "epochs": settings["steps"],
-        "checkpoint_freq": settings["steps"],
-        "log_freq": 50,
+        "epochs": settings["passes"],
+        "checkpoint_freq": settings["passes"],
+        "log_freq": 100,
         "lr": settings["learning_rate"],
         "ttt_steps": settings["draft"],
         "on_missing": "raise",
@@ -63,10 +63,8 @@ def main(settings):
     sys.argv[1:] = [word for name, value in words.items() for word in option(name, value)]
     on_a_cpu()
     cli.main(TrainConfig.resolve())
-    out.mkdir()
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(runs / str(settings["steps"] - 1) / name, out / name)
-    shutil.rmtree(runs)
+        shutil.copy(runs / str(settings["passes"] - 1) / name, settings["out"])
 
 
 def option(name, value):
@@ -78,4 +76,5 @@ def option(name, value):
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()))
+    with tempfile.TemporaryDirectory() as runs:
+        main(json.loads(Path(sys.argv[1]).read_text()), Path(runs))

@@ -106,12 +106,12 @@ def _finding(finding: Finding) -> RenderableType:
     head = Text(f"\n{finding.severity}", style=_SEVERITY[finding.severity])
     engines = f" ({', '.join(finding.engines)})" if finding.engines else ""
     head.append(f" {finding.check}{engines}", style="default")
-    lines = [("  what", finding.what), ("  why", finding.why)]
-    if finding.do:
-        lines.append(("  do", finding.do))
-    if finding.source:
-        lines.append(("  source", finding.source))
-    return Group(head, _grid(lines))
+    if not finding.why:
+        head.append(f": {finding.what}", style="default")
+        return head
+    lines = [("  what", finding.what), ("  why", finding.why), ("  do", finding.do)]
+    lines.append(("  source", finding.source or ""))
+    return Group(head, _grid([(name, value) for name, value in lines if value]))
 
 
 def _grid(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]]) -> Table:

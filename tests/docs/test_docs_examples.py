@@ -13,7 +13,7 @@ PAGES = sorted(
 )
 
 
-@pytest.mark.parametrize("page", ["spec", "conventions", "plugins", "testing"])
+@pytest.mark.parametrize("page", ["spec", "conventions", "explain", "plugins", "testing"])
 def test_examples_run(page: str) -> None:
     path = DOCS / f"{page}.md"
     # Fences end the expected output; a blank line does the same for doctest.

@@ -79,7 +79,7 @@ class Finding(_Frozen):
     severity: Severity
     engines: tuple[str, ...] = Field(default=(), description="libraries concerned; none: the file itself")
     what: str
-    why: str
+    why: str = Field(description="empty where the fact is all")
     do: str = Field(description="what helps; empty where nothing is needed")
     source: str | None = Field(default=None, description="library, version, file and line")
 

@@ -9,7 +9,7 @@ from ..subject import Subject
 
 
 def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Its description: one finding for each fact."""
+    """Its description: one finding for each fact that the dump, or its library's code, says or leaves out."""
     if subject.dump is None:
         return
     for name, value in subject.dump.says:
@@ -17,7 +17,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             check="dump.says",
             severity="note",
             what=f"{name}: {value}",
-            why=f"so says the dump, or the code of its library ({subject.dump.library})",
+            why="",
             do="",
         )
     for name, how in subject.dump.silent:
@@ -26,5 +26,5 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             severity="warning",
             what=f"{name} is not said",
             why="a head trained on the dump takes it for something, and nothing checks it",
-            do=how,
+            do=f"for capture-hooks convert: {how}",
         )

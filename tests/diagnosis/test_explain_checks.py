@@ -1,10 +1,15 @@
 """What a head's directory says besides its ids, and what engines make of it: one fault at a time."""
 
+import json
+
 import pytest
 import torch
 
+from capture_hooks.capture import find_anatomy
 from capture_hooks.diagnosis.explain import Asked, explain_head
 from capture_hooks.diagnosis.explain.checks.vocabulary import form_of
+from capture_hooks.spec import CaptureSpec
+from capture_hooks.testing import tiny
 
 LLAMA = Asked(family="llama", layers=12, written_for="sglang")
 
@@ -194,3 +199,70 @@ def test_a_head_of_one_input_loses_its_fc_in_sglang(raw_head):
 )
 def test_the_form_of_a_map(d2t, form):
     assert form_of(torch.tensor(d2t), 10) == form
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A target's directory with a config alone."""
+
+    def write(**config):
+        place = tmp_path / "target"
+        place.mkdir()
+        right = {"model_type": "llama", "num_hidden_layers": 12, "hidden_size": 8, "vocab_size": 40}
+        right["num_attention_heads"] = 2
+        (place / "config.json").write_text(json.dumps(right | config))
+        return str(place)
+
+    return write
+
+
+def against(directory, model):
+    return {f.check: f for f in explain_head(directory, Asked(target=model, written_for="sglang")).findings}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "check", "words"),
+    [
+        ({"rope_theta": 500000.0}, "rope.theta", "10000, the target's 500000"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope.scaling",
+            "is default, and the target's is yarn",
+        ),
+        ({"hidden_size": 12}, "weights.embedding", "8 wide and the target 12"),
+        ({"hidden_size": 12}, "inputs.fed", "2 states"),
+        ({"vocab_size": 44}, "vocabulary.t2d", "44 tokens"),
+    ],
+)
+def test_a_head_against_its_target(raw_head, target, theirs, check, words):
+    by = against(raw_head(nested=[1, 5, 8]), target(**theirs))
+    assert check in by, sorted(by)
+    if check != "inputs.fed":
+        assert words in by[check].what
+
+
+def test_a_target_of_the_same_rope_raises_nothing(raw_head, target):
+    by = against(raw_head(nested=[1, 5, 8]), target(rope_theta=10000.0))
+    assert not [check for check in by if check.startswith("rope")]
+
+
+def test_a_target_that_transformers_does_not_know_is_read_as_it_stands(raw_head, target):
+    inner = {"model_type": "nobody", "num_hidden_layers": 12, "hidden_size": 8, "vocab_size": 40}
+    model = target(model_type="kimi_k25", text_config=inner, num_hidden_layers=None)
+    report = explain_head(raw_head(nested=[2, 5, 8]), Asked(target=model, written_for="sglang"))
+    assert (report.target.family, report.target.n_layers) == ("kimi_k25", 12)
+    assert [state.point for state in report.trained.inputs] == ["post.1", "post.4", "post.7"]
+
+
+def test_a_model_that_adds_something_between_layers_keeps_both_sides_apart(raw_head, tmp_path):
+    model = tiny.model("qwen3_vl")
+    split = sorted(find_anatomy(model).split_boundaries)
+    model.config.save_pretrained(tmp_path / "qwen")
+    spec = CaptureSpec.parse(", ".join(f"post.{boundary - 1}" for boundary in split))
+    report = explain_head(
+        raw_head(config={"eagle_aux_hidden_state_layer_ids": split}, inputs=len(split)),
+        Asked(target=str(tmp_path / "qwen"), spec=spec),
+    )
+    for row in report.rows:
+        if row.library == "vllm" and row.newest:  # pre.k, after what is added
+            assert "adds something between the two" in row.verdict.how[0]

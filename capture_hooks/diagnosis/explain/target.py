@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ...errors import BindError, ModelError
+from ...errors import ModelError
 from ...heads.config import CaptureSection
 from ...store.manifest import Manifest
 from .report import Target
@@ -126,8 +126,10 @@ def _document(name: str) -> dict[str, Any]:
             if inner is not None and hasattr(inner, "to_dict"):
                 filled[part] = dict(inner.to_dict())
         return filled
-    except (ModuleNotFoundError, OSError, ValueError, KeyError, AttributeError, TypeError):
-        pass  # a model type of its own code, say; the JSON has what is needed
+    except (
+        Exception
+    ):  # a model type of its own code, a config that its class refuses: the JSON has what is needed
+        pass
     path = Path(name) / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -155,7 +157,7 @@ def _split_boundaries(name: str) -> frozenset[int] | None:
 
     try:
         return frozenset(find_anatomy(skeleton(name)).split_boundaries)
-    except BindError:
+    except Exception:  # no transformers, no anatomy, or whatever a class raises for a config it cannot take
         return None
 
 

@@ -25,12 +25,13 @@ PEER_specforge   := specforge==0.2.0
 PEER_modelopt    := nvidia-modelopt==0.47.0
 PEER_STAMPS := $(PEERS:%=.venv-%/.installed)
 
-.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers speculators-versions interop
+.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers speculators-versions interop vllm test-vllm
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
 	@echo "make sglang  an environment with real SGLang for the CPU (2.5 GB)    make test-sglang  tests in it"
 	@echo "make interop every convention, head and dump against the other libraries' own code (7 GB of environments)"
+	@echo "make vllm    an environment with real vLLM for the CPU (3.4 GB)      make test-vllm    tests in it"
 	@echo "make bench   ratios against raw hooks, output_hidden_states and plain decoding"
 
 $(BIN)/python:
@@ -89,7 +90,19 @@ $(SPECULATORS_STAMPS): build/speculators/%/.installed: | .venv-speculators/.inst
 peers: $(PEER_STAMPS)
 speculators-versions: $(SPECULATORS_STAMPS)
 
-interop: $(STAMP) $(PEER_STAMPS) $(SPECULATORS_STAMPS) $(SGLANG_STAMP)
+# Ours beside vLLM, which has its environment as a peer.
+VLLM_STAMP := .venv-vllm/.ours
+$(VLLM_STAMP): $(CONFIG) .venv-vllm/.installed
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check pytest-xdist -e ".[train,test]" \
+		$(addprefix -e ,$(wildcard plugins/*))
+	@touch $@
+
+vllm: $(VLLM_STAMP)
+
+test-vllm: $(VLLM_STAMP) build/smollm2/config.json
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests/engines/test_vllm_*.py plugins/capture-hooks-vllm
+
+interop: $(STAMP) $(PEER_STAMPS) $(SPECULATORS_STAMPS) $(SGLANG_STAMP) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/interop
 
 # The last version whose llama hands on (hidden, residual): its anatomy against transformers, family by family.

@@ -137,11 +137,9 @@ def _check_kind(flags: Flags) -> None:
             f"{spelling('nodes')} {flags.text('nodes', '')}: ranks on other machines cannot report to this "
             "one; run vLLM on each yourself: with CAPTURE_HOOKS_HEAD the witness is shown there all the same"
         )
-    for name, what in (
-        ("grpc", "a gRPC server"),
-        ("headless", "a server without an API"),
-        ("socket", "a server behind a socket file"),
-        ("config", "partly unseen"),
-    ):
-        if name in flags:
-            raise EngineError(f"{spelling(name)} makes it {what}; serve follows a server over HTTP")
+    if "config" in flags:
+        raise EngineError(
+            f"{spelling('config')} FILE may hold flags that must be known here: give the flags themselves"
+        )
+    if refused := [spelling(name) for name in ("grpc", "headless", "socket") if name in flags]:
+        raise EngineError(f"{', '.join(refused)}: serve follows a server over HTTP; leave it out")

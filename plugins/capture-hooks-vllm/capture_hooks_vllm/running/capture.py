@@ -23,6 +23,7 @@ from capture_hooks.store.checkpoint import final_norm_of, hollow_anatomy
 from capture_hooks.store.contract import SequenceError, SequenceStates
 
 from ..launch.flags import read_flags, spelling
+from ..launch.installed import VLLM
 from .extraction import Extraction, extraction, model_type_of
 from .server import check_environment, context_of, generate, running
 
@@ -155,7 +156,7 @@ def capture(model: Path, spec: CaptureSpec, words: Sequence[str]) -> Iterator[Vl
     if refused := [spelling(name) for name in _OURS if name in flags]:
         raise EngineError(f"{', '.join(refused)}: a dump sets it to extract hidden states; leave it out")
     anatomy = hollow_anatomy(str(model))
-    plan = extraction(anatomy, spec, model_type_of(anatomy))
+    plan = extraction(anatomy, spec, model_type_of(anatomy), VLLM.version())
     with tempfile.TemporaryDirectory(prefix="capture-hooks-states-") as folder:
         fixed = ["--no-enable-prefix-caching", *_extracting(plan, folder)]
         own, environment = context_of(model, _BEYOND)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from capture_hooks.capture.anatomy import Anatomy
-from capture_hooks.conventions import engine_ids
-from capture_hooks.errors import EngineError
+from capture_hooks.conventions import convention_for
+from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads.engines import VLLM_KEY
 from capture_hooks.spec import CaptureSpec, Point
 
@@ -54,8 +54,14 @@ class Extraction:
         return torch.cat([parts[place] for place in self.inputs], dim=1), parts[self.target]
 
 
-def extraction(anatomy: Anatomy, spec: CaptureSpec, model_type: str) -> Extraction:
+def extraction(anatomy: Anatomy, spec: CaptureSpec, model_type: str, version: str | None) -> Extraction:
     """Plan the capture of ``spec``, whatever its order.
+
+    Args:
+        anatomy: the target's.
+        spec: what to capture.
+        model_type: the target's.
+        version: vLLM's, by which its ids mean what they mean; None for the newest that was established.
 
     Raises:
         SpecError: it does not fit the model.
@@ -77,12 +83,14 @@ def extraction(anatomy: Anatomy, spec: CaptureSpec, model_type: str) -> Extracti
     end, normed = anatomy.n_layers, any(site.norm for site in sites)
     found = {site.boundary for site in sites if site.boundary is not None}
     boundaries = sorted(found | {end} if normed else found)
-    told = engine_ids("vllm", [_point(k) for k in boundaries], anatomy.n_layers, model_type, VLLM_KEY)
-    if told.ids is None:
-        raise EngineError(f"vLLM cannot extract {spec}: {told.excluded}")
+    try:
+        meaning = convention_for("vllm", model_type, VLLM_KEY, version)
+        ids = meaning.from_points([_point(k) for k in boundaries], end)
+    except ConventionError as error:
+        raise EngineError(f"vLLM cannot extract {spec}: {error}") from None
     place = {boundary: slot for slot, boundary in enumerate(boundaries)}
     slots = [NORM if site.boundary is None else place[site.boundary] for site in sites]
-    return Extraction(tuple(told.ids), tuple(slots[:-1]), slots[-1], place[end] if normed else None)
+    return Extraction(tuple(ids), tuple(slots[:-1]), slots[-1], place[end] if normed else None)
 
 
 def model_type_of(anatomy: Anatomy) -> str:

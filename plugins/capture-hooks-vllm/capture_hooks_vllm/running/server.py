@@ -43,8 +43,10 @@ _SETTINGS: Final = MappingProxyType(
         "VLLM_CPU_KVCACHE_SPACE": "2",
     }
 )
-#: How vLLM's processes log an exception's last line.
-_RAISED: Final = re.compile(r"\] (?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", re.MULTILINE)
+#: How a traceback ends, in a log line of one of vLLM's processes or by itself; pydantic's has a second line.
+_RAISED: Final = re.compile(
+    r"^(?:\(\w+ pid=.*?\] )?(?:[\w.]+\.)?(\w+(?:Error|Exception): .+(?:\n  .+)?)$", re.MULTILINE
+)
 
 
 @contextmanager
@@ -166,4 +168,4 @@ def _told(server: Server) -> dict[str, Any]:
 def _cause(log: str) -> str | None:
     """The first exception that one of its processes logged; later ones only say that it failed."""
     found = _RAISED.search(log)
-    return found[1] if found else None
+    return " ".join(found[1].split()) if found else None

@@ -13,7 +13,7 @@ from torch import Tensor
 from capture_hooks.conventions import convention_for
 from capture_hooks.conventions.boundaries import BoundaryConvention
 from capture_hooks.diagnosis import Verdict, WiringFit, fit_wiring
-from capture_hooks.errors import EngineError
+from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads import Witness
 from capture_hooks.heads.engines import VLLM_KEY
 from capture_hooks.spec import Point
@@ -103,13 +103,28 @@ def _through(worker: Any, witness: Witness, path: _Path) -> tuple[Tensor, Tensor
     return torch.cat(delivered), torch.cat(rows)
 
 
+def _meaning(model_type: str) -> BoundaryConvention:
+    """The convention of this vLLM, or of the newest that was established: which boundaries there are.
+
+    Raises:
+        EngineError: what it captures of this family is no boundary of one stream.
+    """
+    import vllm
+
+    try:
+        meaning = convention_for("vllm", model_type, VLLM_KEY, vllm.__version__)
+    except ConventionError:
+        meaning = convention_for("vllm", model_type, VLLM_KEY)
+    if not isinstance(meaning, BoundaryConvention):
+        raise EngineError(f"vLLM's states of {model_type} cannot be compared: {meaning.limits}")
+    return meaning
+
+
 def _states(worker: Any, points: Sequence[Point], witness: Witness) -> dict[str, Tensor]:
     """By point, [T, H] what this target holds at every boundary that vLLM captures."""
     config = worker.vllm_config.model_config
     layers = config.get_total_num_hidden_layers()
-    meaning = convention_for("vllm", config.hf_text_config.model_type, VLLM_KEY)
-    if not isinstance(meaning, BoundaryConvention):
-        raise EngineError(f"{config.hf_text_config.model_type}: {meaning.limits}")
+    meaning = _meaning(config.hf_text_config.model_type)
     boundaries = list(range(meaning.lowest(layers), meaning.highest(layers) + 1))
     own = {point.resolve(layers).boundary: str(point) for point in points}
     names = [own.get(k) or ("embed" if k == 0 else f"post.{k - 1}") for k in boundaries]

@@ -180,6 +180,17 @@ def test_a_speculators_head_without_the_flag_is_normed_by_vllm_and_not_by_its_tr
     assert unread == {"sglang", "specforge"}
 
 
+def test_a_head_of_the_final_state_alone(raw_head):
+    alone = {"eagle_config": {"use_aux_hidden_state": False}}
+    asked = Asked(family="llama", layers=12)
+    without = explain_head(raw_head(config=alone, tensors={"fc.weight": None}), asked)
+    assert [(state.point, state.norm) for state in without.trained.inputs] == [("final_norm", "normed")]
+    by = {row.engine: row.verdict for row in without.rows}
+    assert by["vllm.v1"].outcome == "same"
+    assert by["vllm.v2-0.30"].outcome == "differs", "this runner does not look at the flag"
+    assert "inputs.fc_unused" in found(raw_head(config=alone, name="with"), asked)
+
+
 def test_a_head_of_one_input_loses_its_fc_in_sglang(raw_head):
     report = explain_head(raw_head(nested=[5], inputs=1), LLAMA)
     if any(row.library == "sglang" and row.asked == "file" for row in report.rows):

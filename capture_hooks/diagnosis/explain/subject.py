@@ -128,6 +128,8 @@ def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:
         return said
     if head.section is not None:
         return claims.by_section(head.section)
+    if head.flags.use_aux_hidden_state is False:
+        return claims.by_final_state()
     if asked.written_for is not None:
         return _by_convention(asked.written_for, head.ids, facts)
     if head.layout == "speculators":

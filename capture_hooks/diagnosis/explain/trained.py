@@ -63,6 +63,11 @@ def by_spec(spec: CaptureSpec, n_layers: int | None) -> TrainedOn:
     return _known(spec.absolute(n_layers).inputs, n_layers, "--spec")
 
 
+def by_final_state() -> TrainedOn:
+    """A head that eats no intermediate states: what ``lm_head`` is fed, alone."""
+    return _known((Point("final_norm"),), 1, "eagle_config.use_aux_hidden_state = false")
+
+
 def by_convention(name: str, ids: Mapping[str, Any], target: Target) -> TrainedOn:
     """The meaning of the ids to the library that they are said to be written for.
 

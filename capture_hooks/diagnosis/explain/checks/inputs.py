@@ -23,6 +23,18 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     target = _target_width(subject)
     if width is None or target is None:
         return
+    if subject.head.flags.use_aux_hidden_state is False:
+        yield Finding(
+            check="inputs.fc_unused",
+            severity="wrong",
+            engines=SERVERS,
+            what="the head has an fc, and eagle_config.use_aux_hidden_state is false",
+            why="engines then feed it the final state alone, and apply no fc to it",
+            do="write use_aux_hidden_state = true if the head was trained on states of several layers",
+            source=f"{cite('vllm', 'model_executor/models/llama_eagle3.py:401-402,462-463')}; "
+            f"{cite('sglang', _SKIP['llama'])}",
+        )
+        return
     if width % target:
         yield Finding(
             check="inputs.width",

@@ -73,7 +73,7 @@ def answer(question: Any, *arguments: Any) -> Any:
 
 
 @names
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(request=requests)
 def test_reading_ids_is_total_and_keeps_meaning_apart_from_what_happens(
     name: str, request: tuple[int, list[Any]]
@@ -93,7 +93,7 @@ def test_reading_ids_is_total_and_keeps_meaning_apart_from_what_happens(
 
 
 @names
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(request=requests)
 def test_ids_give_points_that_give_ids_of_the_same_states(name: str, request: tuple[int, list[Any]]) -> None:
     n, ids = request
@@ -122,7 +122,7 @@ def of_depth(n: int) -> st.SearchStrategy[tuple[int, list[Point]]]:
 
 
 @names
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(request=layers.flatmap(of_depth))
 def test_points_give_ids_that_give_these_points(name: str, request: tuple[int, list[Point]]) -> None:
     n, points = request
@@ -136,16 +136,16 @@ def test_points_give_ids_that_give_these_points(name: str, request: tuple[int, l
 
 
 @names
-@pytest.mark.parametrize("n", [*range(1, 30), 36, 61, 126, 200])
-def test_the_default_lies_inside_the_model(name: str, n: int) -> None:
-    found = answer(INSTALLED[name].default, n)
-    if found is not None:
-        sites(found.points, n)
-        assert n < 7 or len(found.points) == 3, "EAGLE's default is three states"
+def test_the_default_lies_inside_the_model(name: str) -> None:
+    for n in [*range(1, 30), 36, 61, 126, 200]:
+        found = answer(INSTALLED[name].default, n)
+        if found is not None:
+            sites(found.points, n)
+            assert n < 7 or len(found.points) >= 3, f"EAGLE's default is three states, and not {found} ({n})"
 
 
 @names
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(request=requests)
 def test_states_come_out_in_the_order_that_is_stated(name: str, request: tuple[int, list[Any]]) -> None:
     n, ids = request
@@ -203,19 +203,20 @@ def test_each_is_found_by_its_library_family_key_and_version(name: str) -> None:
         assert convention_for(found.library, family, found.key, spoken_for) == found, family
 
 
-def test_conventions_are_verified_by_a_test_or_say_that_they_were_read() -> None:
-    tests = "\n".join(
-        path.read_text()
-        for folder in (TESTS / "interop", TESTS / "conventions")
-        for path in folder.glob("test_*.py")
-    )
-    for found in INSTALLED.values():
-        if found.rank == "verified":
-            assert found.library in tests, f"{found.name}: no test runs {found.library}"
-        else:
-            with pytest.raises(ConventionError, match=r"read from its source on 2026-.*--accept-unverified"):
-                require_verified(found, accept_unverified=False)
-        require_verified(found, accept_unverified=True)
+@names
+def test_each_is_run_by_a_test_or_says_that_it_was_only_read(name: str) -> None:
+    found = INSTALLED[name]
+    require_verified(found, accept_unverified=True)
+    if found.rank == "verified":
+        require_verified(found, accept_unverified=False)
+        running = [
+            *TESTS.glob(f"interop/test_{found.library}*.py"),
+            *TESTS.glob(f"conventions/test_{found.library}*.py"),
+        ]
+        assert running, f"no test runs {found.library}"
+    else:
+        with pytest.raises(ConventionError, match=r"read from its source on 2026-.*--accept-unverified"):
+            require_verified(found, accept_unverified=False)
 
 
 @settings(deadline=None, max_examples=100)

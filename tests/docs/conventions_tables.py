@@ -80,7 +80,7 @@ def _rule(convention: Convention) -> str:
 
 def _state(convention: Convention, ids: list[int], number: int) -> str:
     """What one id of a list is; in brackets where that is an accident; "–" where it is nothing."""
-    asked = ids if convention.count is None else [*ids, *FILLERS][: convention.count]
+    asked = ids if convention.count is None else sorted([*ids, *FILLERS][: convention.count])
     place = asked.index(number)
     points = _or_none(convention.to_points, asked)
     if points is not None:

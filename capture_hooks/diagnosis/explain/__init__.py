@@ -91,7 +91,8 @@ def agrees(report: Report, engines: Sequence[str]) -> bool:
         rows = requested(report.rows, name)
         if any(row.verdict.outcome != "same" for row in rows):
             return False
-        if any({row.library for row in rows} & set(finding.engines) for finding in wrong):
+        concerned = {name for row in rows for name in (row.library, row.engine)}
+        if any(concerned & set(finding.engines) for finding in wrong):
             return False
     return True
 

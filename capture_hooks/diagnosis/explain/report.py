@@ -77,7 +77,9 @@ class Finding(_Frozen):
 
     check: str = Field(description="stable name, such as norms.norm_before_residual")
     severity: Severity
-    engines: tuple[str, ...] = Field(default=(), description="libraries concerned; none: the file itself")
+    engines: tuple[str, ...] = Field(
+        default=(), description="libraries, or rows, concerned; none: the file itself"
+    )
     what: str
     why: str = Field(description="empty where the fact is all")
     do: str = Field(description="what helps; empty where nothing is needed")

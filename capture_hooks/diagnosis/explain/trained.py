@@ -8,7 +8,7 @@ in anyone else's layout says nothing: several trainers write the same key and me
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...conventions import Convention, convention_for
@@ -32,10 +32,17 @@ _SPECULATORS: Final = "speculators"
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """The states in the order of ``fc``'s columns (None where unknown), and the same as a report shows it."""
+    """What is known of it.
+
+    Attributes:
+        points: the states in the order of ``fc``'s columns; None where unknown.
+        shown: the same as a report shows it.
+        library: whose ids they were read from; None where it was by other means.
+    """
 
     points: tuple[Point, ...] | None
     shown: Trained
+    library: str | None = None
 
 
 def by_section(section: CaptureSection) -> TrainedOn:
@@ -84,14 +91,12 @@ def by_convention(name: str, ids: Mapping[str, Any], target: Target) -> TrainedO
     chosen = named(name, target, ids)
     n_layers = needed(target)
     found = ids.get(chosen.key)
-    by = f"--written-for {name}: {chosen.name} {chosen.versions}"
+    by = f"--written-for {name}: {chosen.name} {chosen.versions}, "
     if found is None:
-        return _known(
-            chosen.default(n_layers).points, n_layers, f"{by}, its default layers, as {chosen.key} is missing"
-        )
-    return _known(
-        chosen.to_points(whole_numbers(chosen.key, found), n_layers), n_layers, f"{by}, {chosen.key}"
-    )
+        points, by = chosen.default(n_layers).points, f"{by}its default layers, as {chosen.key} is missing"
+    else:
+        points, by = chosen.to_points(whole_numbers(chosen.key, found), n_layers), f"{by}{chosen.key}"
+    return replace(_known(points, n_layers, by), library=chosen.library)
 
 
 def by_layout(ids: Mapping[str, Any], target: Target) -> TrainedOn:
@@ -103,7 +108,7 @@ def by_layout(ids: Mapping[str, Any], target: Target) -> TrainedOn:
     """
     known = by_convention(_SPECULATORS, ids, target)
     by = known.shown.by.removeprefix(f"--written-for {_SPECULATORS}: ")
-    return TrainedOn(known.points, known.shown.model_copy(update={"by": f"its layout: {by}"}))
+    return replace(known, shown=known.shown.model_copy(update={"by": f"its layout: {by}"}))
 
 
 def unknown(why: str, ids: Mapping[str, Any], target: Target) -> TrainedOn:

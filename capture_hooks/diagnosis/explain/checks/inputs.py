@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 
@@ -48,57 +49,66 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     for view in seen(subject):
         if view.engine in SERVERS:
             yield from _built(view, trained)
-    for row in rows:
-        yield from _fed(row, trained, target, _draft(subject, row.library), subject)
+    yield from _fed(subject, rows, trained, target)
 
 
 def _built(view: Seen, trained: int) -> Iterator[Finding]:
     built, source = fc_inputs(view.engine, view.draft, view.config)
-    if built != trained:
-        yield Finding(
-            check="inputs.built",
-            severity="wrong",
-            engines=(view.engine,),
-            what=f"{view.engine} builds fc for {built} states, and the file's fc has {trained}",
-            why="it takes the number from the config, where it reads num_aux_hidden_states or counts ids "
-            "under some keys only; loading the weight fails on its shape",
-            do=f"write num_aux_hidden_states = {trained} at the top level"
-            if view.draft != "mla" or view.engine != "sglang"
-            else "write all ids into eagle_config.eagle_aux_hidden_state_layer_ids",
-            source=source,
-        )
-
-
-def _fed(row: Row, trained: int, target: int, draft: Draft | None, subject: Subject) -> Iterator[Finding]:
-    if row.captured is None or row.asked != "file":
+    if built == trained:
         return
-    fed = len(row.captured)
-    skips = row.library == "sglang" and fed * target == _own_width(subject) and draft is not None
-    if skips and not _is_identity(subject):
-        yield Finding(
-            check="inputs.fc_skipped",
-            severity="wrong",
-            engines=("sglang",),
-            what="SGLang captures one state as wide as the embedding, and then skips fc and every norm "
-            "before it",
-            why=f"it applies fc only where the two widths differ; this head's fc has {trained} input(s), "
-            f"and was "
-            "trained to be applied"
-            + ("" if fed == trained else ". Nothing fails: the head runs on the raw state"),
-            do="serve it elsewhere, or train with more than one input; an fc that is the identity is "
-            "harmless",
-            source=cite("sglang", _SKIP["mla" if draft == "mla" else "llama"]),
-        )
-    elif fed != trained and not skips:
-        yield Finding(
-            check="inputs.fed",
-            severity="wrong",
-            engines=(row.library,),
-            what=f"{row.engine} {row.versions} captures {fed} of the {trained} states that fc eats",
-            why=f"{fed * target} columns meet a matrix of {trained * target}: the first forward pass fails",
-            do=row.instead or "give it as many ids as fc has inputs",
-            source=row.source,
-        )
+    do = f"write num_aux_hidden_states = {trained} at the top level"
+    if (view.engine, view.draft) == ("sglang", "mla"):
+        do = "write all ids into eagle_config.eagle_aux_hidden_state_layer_ids"
+    yield Finding(
+        check="inputs.built",
+        severity="wrong",
+        engines=(view.engine,),
+        what=f"{view.engine} builds fc for {built} states, and the file's fc has {trained}",
+        why="it takes the number from the config, where it reads num_aux_hidden_states or counts ids under "
+        "some keys only; loading the weight fails on its shape",
+        do=do,
+        source=source,
+    )
+
+
+def _fed(subject: Subject, rows: Sequence[Row], trained: int, target: int) -> Iterator[Finding]:
+    """What the rows capture; those of one library that capture as many states are one finding."""
+    read = [row for row in rows if row.captured is not None and row.asked == "file"]
+    for (library, fed), group in groupby(read, lambda row: (row.library, len(row.captured or ()))):
+        alike = list(group)
+        draft = _draft(subject, library)
+        skips = library == "sglang" and fed * target == _own_width(subject) and draft is not None
+        if skips and not _is_identity(subject):
+            yield _skipped(alike, "mla" if draft == "mla" else "llama", trained, fed)
+        elif fed != trained and not skips:
+            yield Finding(
+                check="inputs.fed",
+                severity="wrong",
+                engines=_names(alike),
+                what=f"{', '.join(_names(alike))}: {fed} states captured, and fc eats {trained}",
+                why=f"{fed * target} columns meet a matrix of {trained * target}: the first forward pass "
+                f"fails",
+                do=alike[0].instead or "give it as many ids as fc has inputs",
+                source=alike[0].source,
+            )
+
+
+def _skipped(rows: Sequence[Row], draft: str, trained: int, fed: int) -> Finding:
+    raw = "" if fed == trained else ". Nothing fails: the head runs on the raw state"
+    return Finding(
+        check="inputs.fc_skipped",
+        severity="wrong",
+        engines=_names(rows),
+        what="SGLang captures one state as wide as the embedding, and then skips fc and every norm before it",
+        why="it applies fc only where the two widths differ, and this head was trained with it, for "
+        f"{trained} state(s){raw}",
+        do="serve it elsewhere, or train with more than one input",
+        source=cite("sglang", _SKIP[draft]),
+    )
+
+
+def _names(rows: Sequence[Row]) -> tuple[str, ...]:
+    return tuple(row.engine for row in rows)
 
 
 def _fc_width(subject: Subject) -> int | None:

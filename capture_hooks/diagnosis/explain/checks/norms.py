@@ -71,20 +71,20 @@ def _one(subject: Subject, rule: FlagRule, taken: bool) -> Iterator[Finding]:
                 source=rule.source,
             )
         return
-    ignores = rule.does == "ignores"
+    if rule.does == "ignores":
+        what = f"{rule.engine} ignores {name}"
+        do = "serve this head with an engine that honours it; no setting helps here"
+    else:
+        what = f"{rule.engine} takes {rule.flag} for {_json(taken)}"
+        do = f"write {rule.keys[0]} = {_json(trained)}"
+        do += "; it looks there alone" if len(rule.keys) == 1 else ""
     yield Finding(
         check=f"norms.{rule.flag}",
         severity="wrong",
         engines=(rule.engine,),
-        what=f"{rule.engine} ignores {name}"
-        if ignores
-        else f"{rule.engine} takes {rule.flag} for {_json(taken)}",
+        what=what,
         why=f"the head was trained so that {_means(rule.flag, trained)}; there, {_means(rule.flag, taken)}",
-        do="serve this head with an engine that honours it; no setting helps here"
-        if ignores
-        else f"write {rule.keys[0]} = {_json(trained)}; it looks there alone"
-        if len(rule.keys) == 1
-        else f"write {rule.keys[0]} = {_json(trained)}",
+        do=do,
         source=rule.source,
     )
 
@@ -103,10 +103,11 @@ def _two_meanings(subject: Subject) -> bool:
 def _ambiguous(subject: Subject) -> Finding:
     assert subject.head is not None
     value = bool(subject.head.fields["norm_output"])
-    by_specforge = "by SpecForge" if _says_specforge(subject) else "if SpecForge wrote it"
+    written = subject.trained.library == "specforge"
+    by_specforge = "by SpecForge" if written else "if SpecForge wrote it"
     return Finding(
         check="norms.norm_output",
-        severity="wrong" if _says_specforge(subject) else "warning",
+        severity="wrong" if written else "warning",
         engines=("sglang", "vllm"),
         what=f"norm_output = {_json(value)} has two meanings",
         why=(
@@ -121,10 +122,6 @@ def _ambiguous(subject: Subject) -> Finding:
         source=f"{cite('specforge', 'specforge/modeling/draft/llama3_eagle.py:1690,1772-1777')}; "
         f"{cite('sglang', 'srt/models/llama_eagle3.py:207,268')}",
     )
-
-
-def _says_specforge(subject: Subject) -> bool:
-    return "specforge" in subject.trained.shown.by
 
 
 def _as_specforge_reads(subject: Subject, rule: FlagRule) -> Iterator[Finding]:

@@ -145,8 +145,7 @@ def _biases(head: RawHead) -> Iterator[Finding]:
             engines=("sglang",),
             what="fc has a bias",
             why="SGLang builds one only where the config says bias = true, which gives the attention's "
-            "output "
-            "one too; else it skips the tensor without a word",
+            "output one too; else it skips the tensor without a word",
             do="train without a bias on fc",
             source=cite("sglang", "srt/models/llama_eagle3.py:163-167"),
         )

@@ -28,7 +28,7 @@ from vllm.forward_context import set_forward_context
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 from vllm.model_executor.models import registry
 from vllm.model_executor.models.interfaces import supports_eagle3
-from vllm.transformers_utils.config import get_config
+from vllm.transformers_utils.config import get_config_parser
 from vllm.transformers_utils.configs.eagle import EAGLEConfig
 from vllm.transformers_utils.configs.speculators import SpeculatorsConfig
 from vllm.utils.torch_utils import set_default_torch_dtype
@@ -114,12 +114,12 @@ def default(family, n):
 
 def _untold(family, n):
     made, settings = model(family, n)
-    # The transformers backend can be told once.
-    return (
-        model.__wrapped__(family, n)
-        if hasattr(made, "_output_aux_hidden_states_kwargs")
-        else (made, settings)
-    )
+    if not hasattr(made, "_output_aux_hidden_states_kwargs"):
+        return made, settings
+    # The transformers backend can be told once in a process: what it was told stays with transformers' class.
+    for name in [name for name in made.model._can_record_outputs or {} if name.startswith("aux_")]:
+        del made.model._can_record_outputs[name]
+    return model.__wrapped__(family, n)
 
 
 def _boundaries(made, settings):
@@ -170,14 +170,14 @@ def _is_state(value):
 
 
 def read(runner, config, method, n):
-    """What a runner makes of a config, for a llama of ``n`` layers: boundaries; None for the last state alone.
+    """What a runner makes of a config for a llama of ``n`` layers: boundaries; None for the last state alone.
 
     The config is loaded and wrapped as ``SpeculativeConfig`` does.
     """
     with tempfile.TemporaryDirectory() as folder:
         with open(os.path.join(folder, "config.json"), "w") as file:
             json.dump(config, file)
-        loaded = get_config(folder, trust_remote_code=False)
+        _, loaded = get_config_parser("hf").parse(folder, trust_remote_code=False)
     if method in ("eagle3", "dflash") and not isinstance(loaded, EAGLEConfig | SpeculatorsConfig):
         loaded = EAGLEConfig(loaded, method=method, model_type="eagle")
     speculative = SimpleNamespace(method=method, draft_model_config=SimpleNamespace(hf_config=loaded))

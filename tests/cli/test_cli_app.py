@@ -94,7 +94,8 @@ def test_help_imports_no_torch(arguments: list[str]) -> None:
 
 def test_every_command_of_the_core_has_help() -> None:
     commands = [info.name for info in build(["plugins"]).registered_commands]
-    assert commands == ["points", "plugins", "dump", "train", "generate", "eval", "serve"]
+    core = ["points", "explain", "convert", "plugins", "dump", "train", "generate", "eval", "serve"]
+    assert commands == core
     for command in commands:
         result = run(command, "--help", **ALONE)
         assert result.returncode == 0, result.stderr

@@ -22,6 +22,7 @@ from .plain import conversion, flags_of, named, no_norm, unknown_tensors, window
 
 #: The provider of Llama-type EAGLE-3 drafts.
 _PROVIDER: Final = "eagle3"
+_EMBEDDING: Final = "embed_tokens.weight"
 
 
 def cannot_say(draft: Draft) -> list[str]:
@@ -91,6 +92,9 @@ def write_ours(
 ) -> SaveReport:
     """Write a head for SGLang, vLLM and the embedded engine; its tensors keep their bits.
 
+    An embedding that equals the target's, which speculators puts into every head, is left out: SGLang would
+    replace it, so that a head with one of its own is no head for SGLang.
+
     Args:
         draft: with its inputs in ascending depth.
         model: the target.
@@ -105,7 +109,10 @@ def write_ours(
     anatomy = find_anatomy(model)
     head = restore(draft, anatomy)
     order = tuple(range(len(draft.points)))
-    _, fields = head.export(order)
+    exported, fields = head.export(order)
+    tensors = tensors_of(draft)
+    if _EMBEDDING not in exported:  # the target's own again: every engine takes it from the target
+        tensors.pop(_EMBEDDING, None)
     witness = make_witness(model, draft.spec, tokens or _some_tokens(anatomy.vocab_size))
     extras = {key: value for key, value in draft.extras.items() if key not in fields}
     return write_head(
@@ -113,7 +120,7 @@ def write_ours(
         provider=_PROVIDER,
         spec=draft.spec,
         order=order,
-        tensors=tensors_of(draft),
+        tensors=tensors,
         fields={**fields, **extras, CONVERSION: {**conversion(draft, "capture-hooks"), **record}},
         draft_size=draft.fields["draft_vocab_size"],
         anatomy=anatomy,

@@ -22,6 +22,8 @@ VLLM_KEY: Final = "eagle_aux_hidden_state_layer_ids"
 #: The architecture whose reading by the engines the statements are about.
 EAGLE3: Final = "LlamaForCausalLMEagle3"
 _CANNOT: Final = "cannot serve this head"
+#: Versions whose draft class does what is said of it below, where ids have meant the same for longer.
+_DRAFT_CLASS: Final = {"sglang": "0.5.23", "vllm": "0.32.0 to 0.33.0"}
 
 
 class EngineStatement(BaseModel):
@@ -81,7 +83,7 @@ def sglang_ids(statement: EngineStatement) -> Any:
 
 
 def vllm_ids(statement: EngineStatement) -> Any:
-    """The top-level value: the ids, or a list that vLLM 0.33 cannot sort, so that it stops at start-up."""
+    """The top-level value: the ids, or a list that vLLM cannot sort, so that it stops at start-up."""
     return statement.ids if statement.right else [_refusal(statement), 0]
 
 
@@ -113,7 +115,7 @@ def _served(
         )
     return EngineStatement(
         engine=engine,
-        versions=told.convention.versions,
+        versions=_DRAFT_CLASS.get(engine, told.convention.versions),
         convention=told.convention.name,
         key=key,
         ids=None if excluded else told.ids,

@@ -31,7 +31,7 @@ def test_the_usual_layers_are_right_everywhere():
 def test_ids_follow_the_family():
     assert stated("post.2, post.5, post.8", family="llama")["sglang"].ids == [2, 5, 8]
     assert stated("post.2, post.5, post.8", family="deepseek_v3")["sglang"].ids == [3, 6, 9]
-    assert stated("post.2, post.5, post.11", family="gemma3_text")["sglang"].ids == [2, 5, 11]
+    assert stated("post.2, post.5, post.11", family="gemma4_text")["sglang"].ids == [2, 5, 11]
 
 
 @pytest.mark.parametrize(

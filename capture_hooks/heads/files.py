@@ -138,6 +138,19 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_digest(path: Path, wanted: str) -> None:
+    """Check that a file is the one that the capture section speaks of.
+
+    Raises:
+        HeadError: it was changed.
+    """
+    if (found := digest(path)) != wanted:
+        raise HeadError(
+            f"{path} was changed after the head was saved: its SHA-256 is {found[:16]}..., "
+            f"and the capture section says {wanted[:16]}...; save the head again with save_head"
+        )
+
+
 @contextlib.contextmanager
 def writing(directory: Path, overwrite: bool) -> Iterator[Path]:
     """A temporary sibling of ``directory`` that takes its place once the block has ended well.

@@ -94,14 +94,14 @@ def _check_requested(spec: CaptureSpec | None, section: CaptureSection, anatomy:
 def _read_weights(place: Path, section: CaptureSection) -> dict[str, Tensor]:
     path = place / files.WEIGHTS
     _, tensors = files.read_tensors(path)
-    _check_digest(path, section.weights_sha256)
+    files.check_digest(path, section.weights_sha256)
     return tensors
 
 
 def _read_witness(place: Path, section: CaptureSection) -> Witness:
     path = place / section.witness.file
     witness = Witness.load(path)
-    _check_digest(path, section.witness.sha256)
+    files.check_digest(path, section.witness.sha256)
     if witness.spec != section.capture_spec:
         raise HeadError(f"{path} holds the states {witness.spec}, and capture.spec is {section.capture_spec}")
     if len(witness.token_ids) != section.witness.tokens:
@@ -110,14 +110,6 @@ def _read_witness(place: Path, section: CaptureSection) -> Witness:
             f"and capture.witness.tokens is {section.witness.tokens}"
         )
     return witness
-
-
-def _check_digest(path: Path, wanted: str) -> None:
-    if (found := files.digest(path)) != wanted:
-        raise HeadError(
-            f"{path} was changed after the head was saved: its SHA-256 is {found[:16]}..., "
-            f"and the capture section says {wanted[:16]}...; save the head again with save_head"
-        )
 
 
 def _check_target(

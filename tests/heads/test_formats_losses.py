@@ -281,6 +281,59 @@ def test_keys_are_mapped_carried_or_left_out_with_a_reason(source, go, about):
     assert dataclasses.replace(again, tensors={}).extras == dataclasses.replace(known, tensors={}).extras
 
 
+def test_a_head_of_one_input_whose_fc_is_not_the_identity(target, about, make_head, witness_of, go, tmp_path):
+    spec = CaptureSpec.parse("post.3")
+    save_head(make_head(target, spec), tmp_path / "one", model=target, witness=witness_of(target, spec))
+    convert_head(tmp_path / "one", tmp_path / "modelopt", to="modelopt", target=about)
+    tensors = load_file(tmp_path / "modelopt" / "model.safetensors")
+    save_file({**tensors, "fc.weight": torch.randn(32, 32)}, tmp_path / "modelopt" / "model.safetensors")
+    done = go(tmp_path / "modelopt", to="eagle", written_for="modelopt")
+    assert any("sglang" in note and "skips fc" in note for note in done.notes)
+    with pytest.raises(HeadError, match="a head of one input has no fc here"):
+        go(tmp_path / "modelopt", to="capture-hooks", model=target, written_for="modelopt", overwrite=True)
+
+
+def test_a_family_that_sglang_reads_by_another_rule(source, go, about):
+    """SGLang's deepseek takes ids for inputs unless the first is 1; ModelOpt's are always outputs."""
+    spec = CaptureSpec.parse("post.2, post.3, post.5")
+    place = source(change=lambda c: (c["eagle_config"].pop(KEY), c.pop(KEY)))
+    kimi = dataclasses.replace(about, family="deepseek_v3")
+    done = go(place, to="modelopt", target=kimi, spec=spec, written_for=None)
+    assert any("sglang reads other states in eagle_config" in note for note in done.notes)
+    config = json.loads((done.destination / "config.json").read_text())
+    assert config["eagle_config"][KEY] == [2, 3, 5]
+    done = go(place, to="eagle", target=kimi, spec=spec, written_for=None, overwrite=True)
+    config = json.loads((done.destination / "config.json").read_text())
+    assert config["eagle_config"][KEY] == [3, 4, 6]
+    assert config[KEY] == [3, 4, 6]
+    assert done.notes == ()
+
+
+def test_the_targets_own_embedding_is_left_out_of_ours(source, go, target):
+    table = find_anatomy(target).embedding.weight.detach()
+    done = go(source(tensors={"embed_tokens.weight": table}), to="capture-hooks", model=target)
+    assert "the target's own" in done.left_out["embed_tokens.weight"]
+    assert "embed_tokens.weight" not in load_file(done.destination / "model.safetensors")
+    done = go(
+        source(tensors={"embed_tokens.weight": table + 1}), to="capture-hooks", model=target, overwrite=True
+    )
+    assert "embed_tokens.weight" in load_file(done.destination / "model.safetensors")
+
+
+def test_a_head_of_ours_that_was_changed(source, go, tmp_path, about):
+    source()
+    path = tmp_path / "own" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, KEY: [1, 2, 3]}))
+    with pytest.raises(HeadError, match=r"= \[1, 2, 3\]|is \[1, 2, 3\]"):
+        go(tmp_path / "own", to="eagle", written_for=None)
+    path.write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "own" / "model.safetensors")
+    save_file({**tensors, "norm.weight": tensors["norm.weight"] + 1}, tmp_path / "own" / "model.safetensors")
+    with pytest.raises(HeadError, match="was changed after the head was saved"):
+        go(tmp_path / "own", to="eagle", written_for=None)
+
+
 def test_engines_that_would_be_wrong_are_named(source, go, tmp_path, about):
     source(norm_before_residual=True)
     done = convert_head(tmp_path / "own", tmp_path / "m", to="modelopt", target=about)

@@ -19,7 +19,7 @@ from .contract import Layout
 from .draft import CONVERSION, Target
 from .layouts import WRITERS, layout_named
 from .open import open_head
-from .ours import cannot_say, write_ours
+from .ours import cannot_say, without_targets_embedding, write_ours
 from .permute import by_depth
 from .settle import settle
 
@@ -99,6 +99,7 @@ def convert_head(
     record: dict[str, Any] = {"from": raw.layout}
     if layout == "capture-hooks":
         assert model is not None
+        draft = without_targets_embedding(draft, find_anatomy(model))
         losses = (*draft.losses, *cannot_say(draft))
         record |= _accepted(losses, force, raw.directory, layout)
         report = write_ours(draft, model, tokens, place, record, overwrite)

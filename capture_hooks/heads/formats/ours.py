@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,21 @@ def cannot_say(draft: Draft) -> list[str]:
     if draft.extras.get("logit_scale", 1.0) != 1.0:
         losses.append(f"logit_scale is {draft.extras['logit_scale']!r}, and its draft has none")
     return losses
+
+
+def without_targets_embedding(draft: Draft, anatomy: Anatomy) -> Draft:
+    """The head without a copy of its target's embedding, which speculators puts into every head.
+
+    SGLang replaces an embedding by the target's, so that a head with one of its own is no head for SGLang.
+    """
+    own, table = draft.tensors.get(_EMBEDDING), next(anatomy.embedding.parameters())
+    if own is None or own.shape != table.shape:
+        return draft
+    if not torch.equal(own.to(table.device, table.dtype), table):
+        return draft
+    tensors = {name: tensor for name, tensor in draft.tensors.items() if name != _EMBEDDING}
+    left_out = {**draft.left_out, _EMBEDDING: "the target's own, and every engine takes it from there"}
+    return dataclasses.replace(draft, tensors=tensors, left_out=left_out)
 
 
 def restore(draft: Draft, anatomy: Anatomy, settings: Mapping[str, Any] | None = None) -> DraftHead:
@@ -92,9 +108,6 @@ def write_ours(
 ) -> SaveReport:
     """Write a head for SGLang, vLLM and the embedded engine; its tensors keep their bits.
 
-    An embedding that equals the target's, which speculators puts into every head, is left out: SGLang would
-    replace it, so that a head with one of its own is no head for SGLang.
-
     Args:
         draft: with its inputs in ascending depth.
         model: the target.
@@ -109,10 +122,7 @@ def write_ours(
     anatomy = find_anatomy(model)
     head = restore(draft, anatomy)
     order = tuple(range(len(draft.points)))
-    exported, fields = head.export(order)
-    tensors = tensors_of(draft)
-    if _EMBEDDING not in exported:  # the target's own again: every engine takes it from the target
-        tensors.pop(_EMBEDDING, None)
+    _, fields = head.export(order)
     witness = make_witness(model, draft.spec, tokens or _some_tokens(anatomy.vocab_size))
     extras = {key: value for key, value in draft.extras.items() if key not in fields}
     return write_head(
@@ -120,7 +130,7 @@ def write_ours(
         provider=_PROVIDER,
         spec=draft.spec,
         order=order,
-        tensors=tensors,
+        tensors=tensors_of(draft),
         fields={**fields, **extras, CONVERSION: {**conversion(draft, "capture-hooks"), **record}},
         draft_size=draft.fields["draft_vocab_size"],
         anatomy=anatomy,

@@ -45,6 +45,12 @@ def write_plain(
     except ConventionError as error:
         losses.append(f"{nested.key} cannot be written: {error}")
         ids = sglang_ids(by_engine["sglang"])
+    notes = _wrong(draft, found)
+    sglang = by_engine["sglang"]
+    if nested.library != sglang.engine and sglang.right and ids != sglang.ids:
+        notes.append(
+            f"sglang reads other states in {nested.key} = {ids}, and would have to find {sglang.ids}"
+        )
     computes, eagle = draft.computes, dict(own)
     config: dict[str, Any] = {
         **draft.extras,
@@ -78,9 +84,7 @@ def write_plain(
         losses.append(no_norm(layout))
     config["eagle_config"] = eagle
     config[CONVERSION] = conversion(draft, layout)
-    return Written(
-        named(draft, prefix, masks, both_norms=True), config, tuple(losses), tuple(_wrong(draft, found))
-    )
+    return Written(named(draft, prefix, masks, both_norms=True), config, tuple(losses), tuple(notes))
 
 
 def named(draft: Draft, prefix: str, masks: bool, both_norms: bool) -> dict[str, Tensor]:

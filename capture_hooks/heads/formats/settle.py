@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ...errors import HeadError
 from ...spec import CaptureSpec
+from ..consistency import check_section
+from ..files import WEIGHTS, check_digest
 from . import keys
 from .contract import RawHead
 from .draft import CONVERSION, Draft, Target
@@ -51,6 +53,9 @@ def settle(
     """
     where = str(raw.directory)
     _check_kind(raw, where)
+    if raw.section is not None:
+        check_section(raw.config, raw.section, where)
+        check_digest(raw.directory / WEIGHTS, raw.section.weights_sha256)
     if target is None:
         if raw.section is None:
             raise HeadError(f"{where} does not say what its target is; name it (--target)")

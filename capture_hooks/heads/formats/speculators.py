@@ -13,7 +13,7 @@ from ...errors import ConventionError
 from ..config import rope_spellings
 from . import keys
 from .draft import CONVERSION, Draft, Written
-from .plain import conversion, dtypes, flags_of, named, no_norm, unknown_tensors
+from .plain import conversion, dtypes, engine_statements, flags_of, named, no_norm, unknown_tensors
 
 _VERSION: Final = "0.9.0"
 #: Drafts whose decoder layer it has (``models/eagle3/model_definitions.py``); qwen3 adds norms of q and k.
@@ -65,14 +65,10 @@ def write_speculators(draft: Draft, convention: Convention) -> Written:
     }
     if draft.eagle_extras:
         config["eagle_config"] = dict(draft.eagle_extras)
-    notes = (
-        ()
-        if draft.target.name
-        else (
-            "speculators_config.verifier names no model, because none was named; training on needs --target",
-        )
-    )
-    return Written(tensors, config, tuple(losses), notes)
+    notes = [str(found) for found in engine_statements(draft) if found.engine == "vllm" and not found.right]
+    if not config["speculators_config"]["verifier"]["name_or_path"]:
+        notes.append("speculators_config.verifier names no model, which training on needs: give --target")
+    return Written(tensors, config, tuple(losses), tuple(notes))
 
 
 def _own(draft: Draft) -> dict[str, Any]:

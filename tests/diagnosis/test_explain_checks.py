@@ -99,6 +99,7 @@ FAULTS = [
     ("inputs.built", {"inputs": 4}, "wrong", "sglang", "builds fc for 3"),
     ("inputs.width", {"tensors": {"fc.weight": torch.ones(8, 20)}}, "wrong", None, "20 columns"),
     ("architecture.name", {"config": {"architectures": ["Acme"]}}, "wrong", "vllm", "Acme"),
+    ("architecture.model_type", {"config": {"model_type": "deepseek_v3"}}, "wrong", "vllm", "MTP"),
     ("own.field", {"config": {"hidden_size": "8"}}, "wrong", None, "'8'"),
     (
         "rope.two_spellings",

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from capture_hooks.diagnosis.explain.behaviour import (
     ARCHITECTURES,
     FLAGS,
+    MTP_TYPES,
     RULES,
     SPECULATORS_TYPES,
     draft_of,
@@ -25,6 +26,12 @@ from capture_hooks.testing import tiny
 
 HIDDEN, VOCABULARY, INTER, LAYERS = 16, 64, 24, 8
 IDS = [3, 1, 4, 1, 5]
+MLA = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
+#: On a CPU SGLang has no other RoPE for that attention.
+YARN = {
+    "rope_theta": 1e4,
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+}
 NORMS = [flag for flag in FLAGS if flag != "use_aux_hidden_state"]
 
 
@@ -49,13 +56,45 @@ def target(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def mla_target(tmp_path_factory):
+    """A tiny deepseek_v2, by path: its cache is the one that SGLang's MLA draft needs."""
+    place = tmp_path_factory.mktemp("mla-target")
+    torch.manual_seed(0)
+    config = DeepseekV2Config(
+        hidden_size=HIDDEN,
+        intermediate_size=INTER,
+        moe_intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=128,
+        first_k_dense_replace=2,
+        n_routed_experts=2,
+        n_shared_experts=1,
+        num_experts_per_tok=1,
+        n_group=1,
+        topk_group=1,
+        **MLA,
+    )
+    DeepseekV2ForCausalLM(config).save_pretrained(place)
+    tiny.tokenizer().save_pretrained(place)
+    path = place / "config.json"
+    document = json.loads(path.read_text()) | {"moe_layer_freq": 1, "scoring_func": "softmax", **YARN}
+    document.pop("rope_parameters", None)
+    path.write_text(json.dumps(document))
+    return str(place)
+
+
+@pytest.fixture(scope="module")
 def engines():
     """Each library's worker, started when it is first asked."""
     started = {}
 
     def engine(name):
         if name not in started:
-            started[name] = peer.Peer(name, f"behaviour_{name}")
+            library = name.partition("-")[0]
+            started[name] = peer.Peer(library, f"behaviour_{library}")
         return started[name]
 
     yield engine
@@ -162,29 +201,49 @@ def norms_of(flag):
     return {}
 
 
+#: What makes a head of another draft class: fields and tensors laid over a llama's.
+KINDS = {
+    "llama": ({}, {}),
+    "qwen3": (
+        {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"},
+        {f"midlayer.self_attn.{name}_norm.weight": torch.ones(8) for name in "qk"},
+    ),
+    "mla": (
+        {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
+        | {"first_k_dense_replace": 1, "n_routed_experts": 2, "moe_intermediate_size": 8}
+        | MLA
+        | YARN,
+        {f"midlayer.self_attn.{name}_proj.weight": ... for name in "qkv"}
+        | {
+            "midlayer.self_attn.q_a_proj.weight": torch.ones(8, 2 * HIDDEN),
+            "midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(16, 2 * HIDDEN),
+            "midlayer.self_attn.q_a_layernorm.weight": torch.ones(8),
+            "midlayer.self_attn.kv_a_layernorm.weight": torch.ones(8),
+            "midlayer.self_attn.q_b_proj.weight": torch.ones(32, 8),
+            "midlayer.self_attn.kv_b_proj.weight": torch.ones(32, 8),
+        },
+    ),
+}
 VERIFIED = [rule for rule in RULES if rule.rank == "verified" and rule.flag in NORMS]
 
 
 @pytest.mark.parametrize("rule", VERIFIED, ids=lambda rule: f"{rule.engine}-{rule.draft}-{rule.flag}")
-def test_a_flag_does_what_is_claimed(engines, target, head, rule):
-    kind = (
-        {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"} if rule.draft == "qwen3" else {}
+def test_a_flag_does_what_is_claimed(engines, target, mla_target, head, rule):
+    kind, extra = KINDS[rule.draft]
+    place = (
+        ("sglang-mla", mla_target)
+        if (rule.engine, rule.draft) == ("sglang", "mla")
+        else (rule.engine, target)
     )
-    extra = (
-        {f"midlayer.self_attn.{name}_norm.weight": torch.ones(8) for name in "qk"}
-        if rule.draft == "qwen3"
-        else {}
-    )
-    name = rule.engine
 
     def outputs(config, tensors=()):
-        return run(engines, name, target, head(kind | dict(config), extra | dict(tensors)))
+        return run(engines, *place, head(kind | dict(config), extra | dict(tensors)))
 
     off, absent = outputs({rule.flag: False}), outputs({})
-    on = [outputs(laid(key, True), norms_of(rule.flag)) for key in rule.keys or (rule.flag,)]
     if rule.does == "ignores":
-        assert all(same(result, off) for result in (*on, absent))
+        assert all(same(result, off) for result in (outputs({rule.flag: True}), absent))
         return
+    on = [outputs(laid(key, True), norms_of(rule.flag)) for key in rule.keys]
     assert not any(same(result, off) for result in on)
     assert same(absent, on[0] if rule.absent else off)
     assert same(on[0], on[-1])
@@ -215,9 +274,28 @@ def test_fc_is_built_for_as_many_states_as_claimed(engines, target, head, name, 
     assert found["fc_inputs"] == claimed * HIDDEN
 
 
+@pytest.mark.parametrize("name", ["sglang", "vllm"])
+def test_the_fc_of_mla_drafts(engines, target, mla_target, head, name):
+    kind, extra = KINDS["mla"]
+    place = ("sglang-mla", mla_target) if name == "sglang" else (name, target)
+    for config in WIDTHS:
+        claimed, _ = fc_inputs(name, "mla", config)
+        found = run(engines, *place, head(kind | config, extra, inputs=claimed), claimed)
+        assert found["fc_inputs"] == claimed * HIDDEN
+
+
+def test_mla_drafts_that_are_refused(engines, target, mla_target, head):
+    """More than one layer by SGLang; by vLLM a model type that it takes for DeepSeek's own MTP layer."""
+    kind, extra = KINDS["mla"]
+    with pytest.raises(peer.PeerError, match="only supports 1 layer"):
+        run(engines, "sglang-mla", mla_target, head(kind, extra, layers=2))
+    for model_type in MTP_TYPES:
+        with pytest.raises(peer.PeerError, match="MTPModel"):
+            run(engines, "vllm", target, head(kind | {"model_type": model_type}, extra))
+
+
 def test_vllms_qwen3_draft_counts_the_top_level_list_too(engines, target, head):
-    kind = {"architectures": ["Eagle3Qwen3ForCausalLM"], "model_type": "qwen3"}
-    extra = {f"midlayer.self_attn.{name}_norm.weight": torch.ones(8) for name in "qk"}
+    kind, extra = KINDS["qwen3"]
     for config in (*WIDTHS, {"num_aux_layers": 2}):
         claimed, _ = fc_inputs("vllm", "qwen3", config)
         found = run(engines, "vllm", target, head(kind | config, extra, inputs=claimed), claimed)

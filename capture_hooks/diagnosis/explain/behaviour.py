@@ -80,7 +80,7 @@ def _rules(
     engine: str, draft: Draft, rows: Mapping[str, tuple[Treatment, bool, tuple[str, ...], str]]
 ) -> Iterator[FlagRule]:
     for flag, (does, absent, keys, place) in rows.items():
-        rank: Rank = "read" if draft == "mla" or flag == "use_aux_hidden_state" else "verified"
+        rank: Rank = "read" if flag == "use_aux_hidden_state" else "verified"
         said = cite(engine, place) + ("" if rank == "verified" else f" (read {READ_ON}, not run)")
         yield FlagRule(engine, draft, flag, does, absent, keys, said, rank)
 
@@ -185,6 +185,10 @@ ARCHITECTURES_FROM: Final[Mapping[str, str]] = {
     "vllm": cite("vllm", "model_executor/models/registry.py:658-673"),
     "specforge": cite("specforge", "specforge/modeling/draft/registry.py"),
 }
+#: ``model_type`` of raw heads that vLLM takes for DeepSeek's own MTP layer, whatever their architecture; it
+#: then finds no such EAGLE-3 class and stops.
+MTP_TYPES: Final = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+MTP_FROM: Final = cite("vllm", "config/speculative.py:679-694")
 #: ``transformer_layer_config.model_type`` of a speculators head that vLLM serves.
 SPECULATORS_TYPES: Final[Mapping[str, Draft]] = {"llama": "llama", "qwen3": "qwen3"}
 SPECULATORS_FROM: Final = cite("vllm", "transformers_utils/configs/speculators/algos.py:16-54")

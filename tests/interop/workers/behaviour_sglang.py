@@ -93,7 +93,7 @@ def run(target, head, states, ids):
     hot = draft.hot_token_id
     return {
         "class": type(draft).__name__,
-        "fc_inputs": draft.model.fc.in_features if hasattr(draft.model.fc, "in_features") else None,
+        "fc_inputs": fc.in_features if hasattr(fc := draft.model.fc, "in_features") else fc.input_size,
         "hot_token_id": None if hot is None else hot.tolist(),
         "lm_head_is_embedding": draft.lm_head is draft.model.embed_tokens,
         "load_lm_head_from_target": draft.load_lm_head_from_target,

@@ -55,7 +55,9 @@ def run(target, head, states, ids):
     draft = _draft(config)
     attended = []
     for layer in draft.model.layers:
-        layer.self_attn.qkv_proj.register_forward_pre_hook(
+        attention = layer.self_attn
+        first = attention.qkv_proj if hasattr(attention, "qkv_proj") else attention.fused_qkv_a_proj
+        first.register_forward_pre_hook(
             lambda module, args, kwargs: attended.append((*args, *kwargs.values())[0].tolist()),
             with_kwargs=True,
         )

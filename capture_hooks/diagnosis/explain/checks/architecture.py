@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..behaviour import ARCHITECTURES, ARCHITECTURES_FROM, SPECULATORS_FROM, SPECULATORS_TYPES, cite
+from ..behaviour import (
+    ARCHITECTURES,
+    ARCHITECTURES_FROM,
+    MTP_FROM,
+    MTP_TYPES,
+    SPECULATORS_FROM,
+    SPECULATORS_TYPES,
+    cite,
+)
 from ..report import Finding, Row
 from ..subject import Subject
 from .seen import seen
@@ -16,6 +24,8 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     if subject.head is None:
         return
     makes = {view.engine for view in seen(subject)}
+    if "vllm" in makes and subject.config.get("model_type") in MTP_TYPES:
+        yield _taken_for_mtp(str(subject.config["model_type"]))
     for engine in ARCHITECTURES:
         if engine in makes:
             continue
@@ -25,6 +35,18 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             yield _unknown_type(subject.config.get("transformer_layer_config"))
         else:
             yield _no_parser(engine)
+
+
+def _taken_for_mtp(model_type: str) -> Finding:
+    return Finding(
+        check="architecture.model_type",
+        severity="wrong",
+        engines=("vllm",),
+        what=f"model_type is {model_type}, which vLLM takes for DeepSeek's own MTP layer",
+        why="it renames the architecture before it looks it up, finds no EAGLE-3 class by that and stops",
+        do="write model_type = deepseek_v2",
+        source=MTP_FROM,
+    )
 
 
 def _unknown_name(engine: str, architectures: Any) -> Finding:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from ..errors import EngineError
 from .bound import bound_command
 from .checks import free_port
+from .child import group_runs
 from .reports import HANDSHAKE, Report, read_reports
 
 #: Seconds between two looks at a server that is starting.
@@ -28,6 +29,8 @@ _LOOK: Final = 0.2
 _START: Final = 3600.0
 #: Seconds it is given to end by itself.
 _GRACE: Final = 5.0
+#: Seconds between two looks at one that was killed.
+_BRIEF: Final = 0.01
 #: Last lines of its output that an error shows.
 _LINES: Final = 12
 
@@ -121,6 +124,10 @@ class Server:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+            # Its other processes are not ours to wait for.
+            deadline = time.monotonic() + _GRACE
+            while group_runs(self._process.pid) and time.monotonic() < deadline:
+                time.sleep(_BRIEF)
 
     def _ask(self, request: urllib.request.Request) -> Any:
         try:

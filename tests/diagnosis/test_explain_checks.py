@@ -156,6 +156,19 @@ def test_a_nested_norm_output_is_not_seen(raw_head):
     assert {"sglang", "vllm"} <= {engine for finding in taken for engine in finding.engines}
 
 
+def test_a_speculators_layout_that_vllm_does_not_take_for_one(raw_head):
+    """Without its mark, or with layers of a kind that it has no draft for."""
+    asked = Asked(family="llama", layers=12)
+    unmarked = raw_head("speculators", config={"speculators_config": None})
+    assert "vllm" in {
+        e for f in explain_head(unmarked, asked).findings for e in f.engines if "layout" in f.check
+    }
+    other = raw_head(
+        "speculators", config={"transformer_layer_config": {"model_type": "gpt_oss"}}, name="other"
+    )
+    assert "gpt_oss" in found(other, asked)["architecture.name"].what
+
+
 def test_modelopts_two_traps_and_the_yarn_it_adds(raw_head):
     yarn = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
     by = found(raw_head("modelopt", nested=[1, 5, 8], config={"rope_scaling": yarn}))

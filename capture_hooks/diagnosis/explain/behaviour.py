@@ -191,7 +191,9 @@ MTP_TYPES: Final = ("deepseek_v3", "deepseek_v32", "glm_moe_dsa")
 MTP_FROM: Final = cite("vllm", "config/speculative.py:679-694")
 #: ``transformer_layer_config.model_type`` of a speculators head that vLLM serves.
 SPECULATORS_TYPES: Final[Mapping[str, Draft]] = {"llama": "llama", "qwen3": "qwen3"}
-SPECULATORS_FROM: Final = cite("vllm", "transformers_utils/configs/speculators/algos.py:16-54")
+SPECULATORS_FROM: Final = cite(
+    "vllm", "transformers_utils/configs/speculators/algos.py:16-54, transformers_utils/config.py:319"
+)
 
 
 def lookup(config: Mapping[str, Any], key: str) -> Any:

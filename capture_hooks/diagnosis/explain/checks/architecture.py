@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..behaviour import (
@@ -32,7 +32,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
         if subject.head.layout != "speculators":
             yield _unknown_name(engine, subject.config.get("architectures"))
         elif engine == "vllm":
-            yield _unknown_type(subject.config.get("transformer_layer_config"))
+            yield _unread(subject.config)
         else:
             yield _no_parser(engine)
 
@@ -61,7 +61,18 @@ def _unknown_name(engine: str, architectures: Any) -> Finding:
     )
 
 
-def _unknown_type(nested: Any) -> Finding:
+def _unread(config: Mapping[str, Any]) -> Finding:
+    if config.get("speculators_config") is None:
+        return Finding(
+            check="architecture.layout",
+            severity="wrong",
+            engines=("vllm",),
+            what="the layout is speculators', and there is no speculators_config",
+            why="by which vLLM knows it; it reads the file as a raw head, and finds none of its fields",
+            do="restore speculators_config, or convert the head to a raw layout (capture-hooks convert)",
+            source=SPECULATORS_FROM,
+        )
+    nested = config.get("transformer_layer_config")
     kind = nested.get("model_type") if isinstance(nested, dict) else None
     return Finding(
         check="architecture.name",

@@ -31,7 +31,8 @@ def seen(subject: Subject) -> tuple[Seen, ...]:
     found = []
     for engine in ARCHITECTURES:
         if subject.head.layout == "speculators":
-            read = as_vllm_reads(subject.config) if engine == "vllm" else None
+            told = engine == "vllm" and subject.config.get("speculators_config") is not None
+            read = as_vllm_reads(subject.config) if told else None
             view = None if read is None else Seen("vllm", *read)
         else:
             draft = draft_of(engine, subject.config.get("architectures"))

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from capture_hooks.capture import find_anatomy
-from capture_hooks.diagnosis.explain import Asked, explain_head
+from capture_hooks.diagnosis.explain import Asked, Row, Verdict, explain_head
+from capture_hooks.diagnosis.explain.checks import inputs
 from capture_hooks.diagnosis.explain.checks.vocabulary import form_of
-from capture_hooks.spec import CaptureSpec
+from capture_hooks.diagnosis.explain.compare import state_of
+from capture_hooks.diagnosis.explain.subject import head_subject
+from capture_hooks.spec import CaptureSpec, Point
 from capture_hooks.testing import tiny
 
 LLAMA = Asked(family="llama", layers=12, written_for="sglang")
@@ -211,10 +214,37 @@ def test_a_head_of_the_final_state_alone(raw_head):
     assert "inputs.fc_unused" in found(raw_head(config=alone, name="with"), asked)
 
 
-def test_a_head_of_one_input_loses_its_fc_in_sglang(raw_head):
-    report = explain_head(raw_head(nested=[5], inputs=1), LLAMA)
-    if any(row.library == "sglang" and row.asked == "file" for row in report.rows):
-        assert "inputs.fc_skipped" in {finding.check for finding in report.findings}
+def captures(library, *points):
+    """A row of a table: what that library captures when it reads the file."""
+    states = tuple(state_of(Point.parse(point), 12) for point in points)
+    about = {"engine": library, "library": library, "versions": "1.0", "rank": "verified", "source": "a file"}
+    right = Verdict(outcome="same")
+    return Row(**about, read_on="2026-11-30", asked="file", newest=True, captured=states, verdict=right)
+
+
+@pytest.mark.parametrize(
+    ("library", "fed", "columns", "fault"),
+    [
+        ("sglang", ["post.5"], 8, "inputs.fc_skipped"),
+        ("sglang", ["post.5"], 24, "inputs.fc_skipped"),
+        ("sglang", ["post.1", "post.5"], 24, "inputs.fed"),
+        ("sglang", ["post.1", "post.5", "post.8"], 24, None),
+        ("vllm", ["post.5"], 8, None),
+        ("vllm", ["post.5"], 24, "inputs.fed"),
+    ],
+)
+def test_a_single_state_makes_sglang_skip_fc(raw_head, library, fed, columns, fault):
+    config = {"num_aux_hidden_states": columns // 8}
+    subject = head_subject(raw_head(config=config, tensors={"fc.weight": torch.ones(8, columns)}), LLAMA)
+    found = [finding.check for finding in inputs.check(subject, [captures(library, *fed)])]
+    assert found == ([] if fault is None else [fault])
+
+
+def test_an_fc_that_does_nothing_may_be_skipped(raw_head):
+    subject = head_subject(
+        raw_head(config={"num_aux_hidden_states": 1}, tensors={"fc.weight": torch.eye(8)}), LLAMA
+    )
+    assert not list(inputs.check(subject, [captures("sglang", "post.5")]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 A target's loop asks at every boundary whether it is among the ids (``EagleModelMixin``), so the states come
 out by depth, an id written twice counts once, and one that no layer reaches is left out without a word.  Some
 targets' loops differ; those have conventions of their own, by family.  Which list a runner finds in a head's
-config is `vllm_reader`'s; ids under DFlash's and DSpark's keys are `vllm_dflash`'s.
+config is `vllm_runners`'; ids under DFlash's and DSpark's keys are `vllm_dflash`'s.
 """
 
 from __future__ import annotations

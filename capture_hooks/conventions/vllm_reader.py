@@ -1,11 +1,7 @@
-"""Which ids vLLM's two model runners find in a head's ``config.json``: they do not look in the same places.
+"""From a head's ``config.json`` to what one of vLLM's runners captures.
 
-V1 takes the top-level list, then DFlash's, and lets a nested ``eagle_config`` replace DFlash's.  V2, the
-default on a GPU, never looks into ``eagle_config`` for that list, but has four keys more.  Either takes the
-target's default layers where it finds nothing.  A speculators-format config is rewritten before
-(`vllm_speculators`).
-
-The expressions below are the runners' own, on purpose: what Python makes of an odd value is the answer.
+A config in speculators' format is rewritten first (`vllm_speculators`); then the runner looks for ids, in
+places of its own (`vllm_runners`), and the target's convention says what its loop does with them.
 """
 
 from __future__ import annotations
@@ -22,16 +18,12 @@ from .lookup import convention_for
 from .vllm import Vllm, VllmTransformers
 from .vllm_speculators import LAYERS, TYPES, rewritten
 
-_TOP: Final = Vllm.key
-_NESTED: Final = f"eagle_config.{Vllm.key}"
-_DFLASH: Final = "dflash_config.target_layer_ids"
-_DSPARK: Final = "dspark_target_layer_ids"
-_DENSE: Final = "target_layer_ids"
+TOP: Final = Vllm.key
 _FAILURES: Final = (TypeError, KeyError, ValueError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
-class _Ids:
+class Ids:
     """What a runner found: the convention's key, where it stood, and the value."""
 
     key: str
@@ -39,7 +31,7 @@ class _Ids:
     value: Any
 
 
-class _Runner(Reader):
+class VllmRunner(Reader):
     """One of the runners, in some versions.
 
     The speculative method is the user's to choose; it is taken for the one that the architecture names.
@@ -59,7 +51,7 @@ class _Runner(Reader):
     dspark: ClassVar[bool] = True
 
     @abstractmethod
-    def find(self, draft: Mapping[str, Any], as_is: bool) -> _Ids | None:
+    def find(self, draft: Mapping[str, Any], as_is: bool) -> Ids | None:
         """The ids in a rewritten config; ``as_is`` where DSpark's are not shifted."""
 
     def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
@@ -68,7 +60,7 @@ class _Runner(Reader):
             draft = rewritten(config, self.types, self.layers)
             method = _method(config, draft)
             if method == "dspark" and not self.dspark:
-                return _refused("DSpark is implemented by the V2 runner only")
+                return _refused("this runner of this version does not run DSpark")
             if self.flag and method == "eagle3" and _fed_the_last_state(draft):
                 at = "eagle_config.use_aux_hidden_state"
                 return Reading(Vllm.name, at, None, Captured((Point("final_norm"),), (f"{at} is false",)))
@@ -83,9 +75,9 @@ class _Runner(Reader):
         except _FAILURES as error:
             return _refused(f"it stops while it sets the layers: {_shown(error)}")
 
-    def _reading(self, found: _Ids | None, family: str, n_layers: int) -> Reading:
+    def _reading(self, found: Ids | None, family: str, n_layers: int) -> Reading:
         version = self.versions.rpartition(" ")[2]
-        chosen = convention_for("vllm", family, found.key if found else _TOP, version)
+        chosen = convention_for("vllm", family, found.key if found else TOP, version)
         if found is None:
             try:
                 return Reading(chosen.name, None, None, chosen.default(n_layers))
@@ -128,14 +120,14 @@ def _never_matches(value: Any) -> str | None:
     return f"{value!r} is no number of a layer: left out"
 
 
-def _of_dict(draft: Mapping[str, Any], name: str, key: str) -> Any:
+def of_dict(draft: Mapping[str, Any], name: str, key: str) -> Any:
     nested = draft.get(name)
     return nested.get(key) if nested and isinstance(nested, dict) else None
 
 
-def _plus_one(key: str, values: Any) -> _Ids:
+def plus_one(key: str, values: Any) -> Ids:
     """The ids under a key whose convention adds one, after the reader's own addition did not fail."""
-    return _Ids(key, key, [i for i in values if (i + 1) is not None])
+    return Ids(key, key, [i for i in values if (i + 1) is not None])
 
 
 def _shown(error: Exception) -> str:
@@ -146,118 +138,6 @@ def _refused(why: str) -> Reading:
     return Reading(None, None, None, None, why)
 
 
-def _listed(found: _Ids | None) -> _Ids | None:
+def listed(found: Ids | None) -> Ids | None:
     """Only a list counts; anything else that is set ends the search without ids."""
     return found if found is not None and found.value and isinstance(found.value, list | tuple) else None
-
-
-class VllmV1(_Runner):
-    """The top-level list, then DFlash's ids plus one, which a nested ``eagle_config`` replaces, unshifted."""
-
-    name: ClassVar[str] = "vllm.v1"
-    versions: ClassVar[str] = "0.22.0 to 0.33.0"
-    source: ClassVar[str] = (
-        "vllm/v1/worker/gpu_model_runner.py:5190-5224 of 0.33.0 (the same statements since 0.22.0); "
-        "run: 0.32.0"
-    )
-    rank: ClassVar[Rank] = "verified"
-    dspark: ClassVar[bool] = False
-
-    def find(self, draft: Mapping[str, Any], as_is: bool) -> _Ids | None:
-        """See the class."""
-        if top := draft.get(_TOP):
-            return _listed(_Ids(_TOP, _TOP, top))
-        found = None
-        dflash, eagle = draft.get("dflash_config"), draft.get("eagle_config")
-        if dflash and isinstance(dflash, dict):
-            found = _plus_one(_DFLASH, dflash.get("target_layer_ids") or [])
-        if eagle and isinstance(eagle, dict):
-            found = _Ids(_TOP, _NESTED, eagle.get(_TOP))
-        return _listed(found)
-
-
-class VllmV1Until21(VllmV1):
-    """The top-level list, then DFlash's ids, not shifted: one layer before the one that is meant."""
-
-    name = "vllm.v1-0.20"
-    versions = "0.20.0 to 0.21.0"
-    source = "vllm/v1/worker/gpu_model_runner.py:4945 of 0.20.2"
-    rank: ClassVar[Rank] = "read"
-    types = ("eagle3", "dflash")
-    layers = None
-    sorts = False
-
-    def find(self, draft: Mapping[str, Any], as_is: bool) -> _Ids | None:
-        """See the class."""
-        if top := draft.get(_TOP):
-            return _listed(_Ids(_TOP, _TOP, top))
-        dflash = draft.get("dflash_config")
-        ids = dflash.get("target_layer_ids") if dflash and isinstance(dflash, dict) else None
-        return _listed(_Ids(_TOP, _DFLASH, ids))
-
-
-class VllmV1Until19(VllmV1):
-    """The top-level list, and nothing else."""
-
-    name = "vllm.v1-0.12"
-    versions = "0.12.0 to 0.19.1"
-    source = "vllm/v1/worker/gpu_model_runner.py:3617 of 0.12.0, the same in 0.19.1"
-    rank: ClassVar[Rank] = "read"
-    types = ("eagle3",)
-    layers = None
-    sorts = False
-
-    def find(self, draft: Mapping[str, Any], as_is: bool) -> _Ids | None:
-        """See the class."""
-        return _listed(_Ids(_TOP, _TOP, draft.get(_TOP)))
-
-
-class VllmV2(_Runner):
-    """The top-level list; DFlash's, DSpark's and dense DSpark's ids plus one; ``layer_ids`` as they are."""
-
-    name: ClassVar[str] = "vllm.v2"
-    versions: ClassVar[str] = "0.33.0"
-    source: ClassVar[str] = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py:15-22,113-150 of 0.33.0"
-
-    def find(self, draft: Mapping[str, Any], as_is: bool) -> _Ids | None:
-        """See the class."""
-        found = _Ids(_TOP, _TOP, draft.get(_TOP))
-        if not found.value:
-            found = _plus_one(_DFLASH, _of_dict(draft, "dflash_config", "target_layer_ids") or [])
-        if not found.value and (ids := draft.get(_DSPARK)):
-            found = _Ids(_TOP, _DSPARK, list(ids)) if as_is else _plus_one(_DSPARK, ids)
-        if not found.value and (ids := draft.get(_DENSE)):
-            found = _plus_one(_DENSE, ids)
-        for name in ("dflash_config", "eagle_config"):
-            if not found.value:
-                found = _Ids(_TOP, f"{name}.layer_ids", _of_dict(draft, name, "layer_ids"))
-        return _listed(found)
-
-
-class VllmV2Until32(VllmV2):
-    """As `VllmV2`, but ``use_aux_hidden_state`` is not looked at."""
-
-    name = "vllm.v2-0.30"
-    versions = "0.30.0 to 0.32.0"
-    source = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py:100-146 of 0.32.0; run: 0.32.0"
-    rank: ClassVar[Rank] = "verified"
-    flag = False
-
-
-class VllmV2Until23(VllmV1Until19):
-    """The top-level list, and nothing else."""
-
-    name = "vllm.v2-0.17"
-    versions = "0.17.0 to 0.23.0"
-    source = "vllm/v1/worker/gpu/spec_decode/eagle/eagle3_utils.py:35 of 0.17.0, the same in 0.23.0"
-    flag = False
-
-
-READERS: Final[tuple[Reader, ...]] = (
-    VllmV1(),
-    VllmV1Until21(),
-    VllmV1Until19(),
-    VllmV2(),
-    VllmV2Until32(),
-    VllmV2Until23(),
-)

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from capture_hooks.errors import HeadError
 from capture_hooks.heads.formats import Flags, open_head
 from capture_hooks.heads.formats.header import LONGEST, read_header
+from capture_hooks.testing import tiny
 
 CONFIG = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4, "rope_theta": 1e4}
 TENSORS = {
@@ -59,6 +60,12 @@ def test_names_are_brought_to_one_form(head, prefix, theirs, layout):
     norms = {f"fc_norm.{index}.weight" for index in range(3)}
     assert set(raw.tensors) == {*TENSORS, *norms, "layers.1.input_layernorm.weight"}
     assert raw.names["fc_norm.1.weight"].name == f"{prefix}aux_norm_mid.weight"
+
+
+def test_a_whole_model_is_no_head(tmp_path):
+    tiny.llama().save_pretrained(tmp_path)
+    with pytest.raises(HeadError, match="it is no EAGLE-3 head"):
+        open_head(tmp_path)
 
 
 def test_two_names_of_one_tensor_are_refused(head):

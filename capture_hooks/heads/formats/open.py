@@ -55,6 +55,11 @@ def open_head(directory: str | os.PathLike[str]) -> RawHead:
         if short in names:
             raise HeadError(f"{place}: {names[short].name} and {name} are two tensors of one name, {short}")
         names[short], tensors[short] = stored, info
+    if not {"fc.weight", "midlayer.hidden_norm.weight"} & tensors.keys():
+        raise HeadError(
+            f"{place} has neither fc.weight nor the first layer's hidden_norm: it is no EAGLE-3 head "
+            "(is it a whole model?)"
+        )
     if section is not None:
         layout: Layout = "capture-hooks"
     elif "speculators_model_type" in config:

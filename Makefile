@@ -100,7 +100,8 @@ $(VLLM_STAMP): $(CONFIG) .venv-vllm/.installed
 vllm: $(VLLM_STAMP)
 
 test-vllm: $(VLLM_STAMP) build/smollm2/config.json
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q tests/engines/test_vllm_*.py plugins/capture-hooks-vllm
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -q -n 2 --dist loadfile \
+		tests/engines/test_vllm_*.py plugins/capture-hooks-vllm
 
 interop: $(STAMP) $(PEER_STAMPS) $(SPECULATORS_STAMPS) $(SGLANG_STAMP) $(VLLM_STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile tests/interop

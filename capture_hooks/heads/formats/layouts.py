@@ -19,9 +19,6 @@ class Writer(Protocol):
     @property
     def name(self) -> Layout: ...
 
-    @property
-    def about(self) -> str: ...
-
     def write(self, draft: Draft, unverified: bool) -> Written:
         """The tensors and the config.
 
@@ -33,10 +30,9 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Eagle:
-    """``midlayer.*``, ``d2t`` and ``t2d``; nested ids by SGLang's convention, top-level ones by vLLM's."""
+    """SafeAILab/EAGLE and SpecForge: ``midlayer.*``, ``t2d``; nested ids are SGLang's, top-level ones vLLM's."""
 
     name: Layout = "eagle"
-    about: str = "SafeAILab/EAGLE and SpecForge (midlayer.*); read by SGLang and vLLM"
 
     def write(self, draft: Draft, unverified: bool) -> Written:
         nested = chosen_convention("sglang", draft.target.family, unverified)
@@ -45,10 +41,9 @@ class Eagle:
 
 @dataclass(frozen=True, slots=True)
 class ModelOpt:
-    """``layers.0.*`` and ``d2t``; nested ids by ModelOpt's convention, top-level ones by vLLM's."""
+    """ModelOpt's export: ``layers.0.*``, no ``t2d``; nested ids are its own, top-level ones vLLM's."""
 
     name: Layout = "modelopt"
-    about: str = "NVIDIA ModelOpt's export (layers.0.*); read by SGLang, vLLM and TensorRT-LLM"
 
     def write(self, draft: Draft, unverified: bool) -> Written:
         nested = chosen_convention("modelopt", draft.target.family, unverified)
@@ -64,10 +59,9 @@ class ModelOpt:
 
 @dataclass(frozen=True, slots=True)
 class Speculators:
-    """``layers.0.*``, ``d2t`` and ``t2d``; nested Llama fields, top-level ids, a section on the verifier."""
+    """speculators: ``layers.0.*``, ``t2d``; nested Llama fields, top-level ids, a section on the verifier."""
 
     name: Layout = "speculators"
-    about: str = "vllm-project/speculators (layers.0.*, transformer_layer_config); read by vLLM"
 
     def write(self, draft: Draft, unverified: bool) -> Written:
         return write_speculators(draft, chosen_convention("speculators", draft.target.family, unverified))

@@ -1,4 +1,4 @@
-"""The layouts as objects: what each is called, whose tools read it, and how a head is written in it."""
+"""The layouts as objects: what each is called, and how a head is written in it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Writer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Eagle:
-    """SafeAILab/EAGLE and SpecForge: ``midlayer.*``, ``t2d``; nested ids are SGLang's, top-level ones vLLM's."""
+    """EAGLE and SpecForge: ``midlayer.*``, ``t2d``; nested ids are SGLang's, top-level ones vLLM's."""
 
     name: Layout = "eagle"
 

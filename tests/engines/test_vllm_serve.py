@@ -59,8 +59,8 @@ def temporary():
 def small(tmp_path_factory):
     """A tiny target, another of the same shape, and a head for the first."""
     root = tmp_path_factory.mktemp("serve")
-    target = make_target(root / "target", num_hidden_layers=8)
-    make_target(root / "other", num_hidden_layers=8, seed=3)
+    target = make_target(root / "target", num_hidden_layers=8, max_position_embeddings=512)
+    make_target(root / "other", num_hidden_layers=8, max_position_embeddings=512, seed=3)
     save_a_head(target, "post.1, post.3, post.5", root / "head")
     return root
 
@@ -226,7 +226,7 @@ llm = LLM(sys.argv[1], dtype="float32", enforce_eager=True, max_num_seqs=2, skip
 (answer,) = llm.generate({"prompt_token_ids": [5, 6, 7]}, SamplingParams(max_tokens=2, detokenize=False))
 assert len(answer.outputs[0].token_ids) == 2
 from vllm.v1.worker.worker_base import WorkerWrapperBase
-assert not hasattr(WorkerWrapperBase.initialize_from_config, "__wrapped__")
+assert not hasattr(WorkerWrapperBase.initialize_from_config, "capture_hooks_follows")
 assert "capture_hooks_vllm.activate" in sys.modules
 ours = {name for name in sys.modules if name.split(".")[0].startswith("capture_hooks")}
 assert ours == {"capture_hooks_vllm", "capture_hooks_vllm.activate"}, ours

@@ -43,6 +43,8 @@ _SETTINGS: Final = MappingProxyType(
         "VLLM_CPU_KVCACHE_SPACE": "2",
     }
 )
+#: Longest directory for temporary files that leaves room for a socket's name: 107 characters in all.
+_LONGEST: Final = 55
 #: How a traceback ends, in a log line of one of vLLM's processes or by itself; pydantic's has a second line.
 _RAISED: Final = re.compile(
     r"^(?:\(\w+ pid=.*?\] )?(?:[\w.]+\.)?(\w+(?:Error|Exception): .+(?:\n  .+)?)$", re.MULTILINE
@@ -69,7 +71,8 @@ def running(
     line += ["--skip-tokenizer-init", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
     settings = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
     # What it leaves behind, sockets and rendezvous files of its processes, is removed with the folder.
-    with tempfile.TemporaryDirectory(prefix="capture-hooks-") as temporary:
+    base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="ch-", dir=base) as temporary:
         settings["TMPDIR"] = temporary
         with running_server("vLLM", MODULE, line, {**settings, **environment}, _told, _cause) as server:
             yield server

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from typing import Any
+from typing import Any, Final
 
 from capture_hooks.errors import CaptureHooksError, EngineError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
@@ -21,6 +21,9 @@ from .limits import check_worker
 from .passes import layers_of
 from .proof import prove
 
+#: On a method that is wrapped.
+_OURS: Final = "capture_hooks_follows"
+
 logger = logging.getLogger("vllm.capture_hooks")
 
 
@@ -29,7 +32,7 @@ def follow_workers() -> None:
     from vllm.v1.worker.worker_base import WorkerWrapperBase
 
     original = WorkerWrapperBase.initialize_from_config
-    if hasattr(original, "__wrapped__"):
+    if hasattr(original, _OURS):
         return
 
     @functools.wraps(original)
@@ -47,6 +50,7 @@ def follow_workers() -> None:
         worker.compile_or_warm_up_model = warm_up_and_report
         return done
 
+    setattr(initialize, _OURS, True)
     WorkerWrapperBase.initialize_from_config = initialize
 
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..hookspecs import hookimpl
-from . import modelopt, read, sglang, specforge, speculators, transformers, vllm, vllm_dflash, vllm_runners
+from . import (
+    modelopt,
+    read,
+    sglang,
+    sglang_reader,
+    specforge,
+    speculators,
+    transformers,
+    vllm,
+    vllm_dflash,
+    vllm_runners,
+)
 from .contract import Convention, Reader
 
 
@@ -27,4 +38,4 @@ def capture_hooks_conventions() -> Sequence[Convention]:
 @hookimpl
 def capture_hooks_readers() -> Sequence[Reader]:
     """How engines read a head's ``config.json``."""
-    return [*vllm_runners.READERS, *specforge.READERS, *read.READERS]
+    return [*sglang_reader.READERS, *vllm_runners.READERS, *specforge.READERS, *read.READERS]

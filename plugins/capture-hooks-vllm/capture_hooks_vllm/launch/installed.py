@@ -24,11 +24,7 @@ FEATURES: Final = (
     Feature("v1/core/sched/output.py", "SchedulerOutput.make_empty", ("cls",)),
     Feature("v1/core/sched/output.py", "NewRequestData.num_computed_tokens"),
     Feature("v1/cudagraph_dispatcher.py", "CudagraphDispatcher.keys_initialized"),
-    Feature(
-        "model_executor/models/interfaces.py",
-        "SupportsEagle3.set_aux_hidden_state_layers",
-        ("self", "layers"),
-    ),
+    Feature(_INTERFACES, "SupportsEagle3.set_aux_hidden_state_layers", ("self", "layers")),
 )
 
 #: vLLM as this plugin needs it.

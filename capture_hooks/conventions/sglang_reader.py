@@ -30,10 +30,9 @@ class SglangServer(Reader):
     """SGLang in some versions."""
 
     library: ClassVar[str] = "sglang"
-    rank: ClassVar[Rank] = "read"
     read_on: ClassVar[str] = "2026-11-30"
     source: ClassVar[str] = (
-        "srt/model_executor/model_runner_components/spec_aux_hidden_state.py:187-196 of 0.5.23"
+        "srt/model_executor/model_runner_components/spec_aux_hidden_state.py:187-196 of 0.5.23; run: 0.5.23"
     )
 
     def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
@@ -92,7 +91,9 @@ def _readers() -> tuple[Reader, ...]:
         run = list(group)
         versions = f"0.5.{run[0]}" + (f" to 0.5.{run[-1]}" if len(run) > 1 else "")
         name = "sglang" if run[-1] == _RELEASES[-1] else f"sglang-0.5.{run[-1]}"
-        made.append(type("SglangServer", (SglangServer,), {"name": name, "versions": versions})())
+        rank: Rank = "verified" if name == "sglang" else "read"
+        about = {"name": name, "versions": versions, "rank": rank}
+        made.append(type("SglangServer", (SglangServer,), about)())
     return tuple(made)
 
 

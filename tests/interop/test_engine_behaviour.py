@@ -1,11 +1,12 @@
 """What `explain` claims about engines, against the engines' own draft classes."""
 
 import json
+from pathlib import Path
 
 import peer
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -22,6 +23,7 @@ from capture_hooks.diagnosis.explain.behaviour import (
 )
 from capture_hooks.diagnosis.explain.checks.seen import as_vllm_reads
 from capture_hooks.diagnosis.explain.checks.writers import MODELOPT_MARKS
+from capture_hooks.plugins import registry
 from capture_hooks.testing import tiny
 
 HIDDEN, VOCABULARY, INTER, LAYERS = 16, 64, 24, 8
@@ -105,7 +107,7 @@ def engines():
 @pytest.fixture
 def head(tmp_path):
     """Writes a head with random weights; ``config`` and ``tensors`` are laid over, ``...`` removes one."""
-    made = iter(range(100))
+    made = iter(range(1000))
 
     def write(config=(), tensors=(), inputs=3, seed=0, layers=1):
         place = tmp_path / f"head-{next(made)}"
@@ -444,6 +446,42 @@ def test_a_speculators_config_is_translated_as_vllm_does(engines, flags, ids, wi
         assert view.get(name) == theirs.get(name), name
     for name in NORMS:
         assert flag_rule("vllm", draft, name).value(view) == bool(theirs.get(name, False))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 9) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+eagle_configs = st.one_of(
+    anything,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "eagle_aux_hidden_state_layer_ids": st.lists(st.integers(0, LAYERS), min_size=1, max_size=3)
+            | anything,
+            "use_aux_hidden_state": st.booleans() | st.none(),
+        },
+    ),
+)
+
+
+@given(eagle_configs, st.none() | st.lists(st.integers(0, LAYERS), max_size=3))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_sglangs_ids_are_those_that_our_reader_finds(engines, target, head, nested, top):
+    place = head()
+    path = Path(place, "config.json")
+    config = json.loads(path.read_text()) | {"eagle_config": nested, "eagle_aux_hidden_state_layer_ids": top}
+    path.write_text(json.dumps(config))
+    eaten, ids = engines("sglang")("ids_of", target, place)
+    reading = registry().readers["sglang"].read(config, "llama", LAYERS)
+    if not eaten:
+        assert [str(point) for point in reading.captured.points] == ["final_norm"]
+    elif isinstance(ids, list):
+        assert reading.ids == tuple(ids)
+    elif ids is None:
+        assert reading.ids is None
+        assert reading.captured.points == registry().conventions["sglang.llama"].default(LAYERS).points
 
 
 def test_modelopt_norms_the_states_twice(engines, target):

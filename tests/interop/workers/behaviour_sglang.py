@@ -14,10 +14,15 @@ import torch
 from _serve import serve
 from safetensors.torch import load_file
 from sglang.benchmark import one_batch
+from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
+    resolve_spec_aux_hidden_state_config,
+)
 from sglang.srt.models import kimi_k25_eagle3, llama_eagle3
 from sglang.srt.models.registry import ModelRegistry
 from sglang.srt.plugins import load_plugins
+from sglang.srt.runtime_context import get_context, get_server_args
 from sglang.srt.server_args import PortArgs, ServerArgs
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import AutoConfig
 
 bench = None
@@ -110,6 +115,19 @@ def embedding_after_sharing(target, head):
     return draft.model.embed_tokens.weight is shared
 
 
+def ids_of(target, head):
+    """Whether SGLang feeds a head intermediate states, and the ids that it takes from its config."""
+    _start(target)
+    get_context().override("a test", speculative_draft_model_path=head)
+    found = resolve_spec_aux_hidden_state_config(
+        server_args=get_server_args(),
+        model_config=_runner().model_config,
+        spec_algorithm=SpeculativeAlgorithm.EAGLE3,
+        is_draft_worker=False,
+    )
+    return [bool(found.eagle_use_aux_hidden_state), found.eagle_aux_hidden_state_layer_ids]
+
+
 def eagle3_names():
     """The architecture names of SGLang's EAGLE-3 draft modules."""
     return [entry.__name__ for module in (llama_eagle3, kimi_k25_eagle3) for entry in module.EntryClass]
@@ -124,4 +142,4 @@ def serves(name):
     return module in (llama_eagle3.__name__, kimi_k25_eagle3.__name__)
 
 
-serve(run, embedding_after_sharing, eagle3_names, serves)
+serve(run, ids_of, embedding_after_sharing, eagle3_names, serves)

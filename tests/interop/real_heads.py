@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import inspect
 import json
@@ -76,8 +77,9 @@ def head(name: str) -> Path:
     return BUILD / name
 
 
+@functools.cache
 def converted(name: str) -> Path:
-    """That head as one of ours, by ``capture-hooks convert``."""
+    """That head as one of ours, by ``capture-hooks convert``; anew in each process."""
     raw, library = head(name), RECIPES[name].library
     home = BUILD / "converted" / name
     words = ["--to", "capture-hooks", "--target", str(target()), "--written-for", library]

@@ -319,3 +319,18 @@ def test_rows_without_states_and_states_of_other_rows_are_refused(tmp_path, targ
         opened.rows(1)
     (states / "hs_1.safetensors").unlink()
     refused(tmp_path / "s", target, r"2 rows but no states for 1 of them, the first hidden_states/hs_1")
+
+
+def test_a_malformed_datasets_directory_is_named(tmp_path, target):
+    extracted(tmp_path / "d")
+    convert_dump(
+        tmp_path / "d", tmp_path / "s", to="speculators", declared=Declared(last="unnormed", masks="all")
+    )
+    arrow = next((tmp_path / "s").glob("*.arrow"))
+    whole = arrow.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], bytes(len(whole))):
+        arrow.write_bytes(content)
+        refused(tmp_path / "s", target, "cannot be read as speculators' data", tmp_path / "s")
+    arrow.write_bytes(whole)
+    (tmp_path / "s" / "state.json").write_text("{")
+    refused(tmp_path / "s", target, "cannot be read as speculators' data", tmp_path / "s")

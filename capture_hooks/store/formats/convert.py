@@ -158,9 +158,8 @@ def _mask_notes(reader: DumpFormat, writer: DumpFormat, declared: Declared) -> I
         return
     yield (
         f"the same tokens are marked; {new.library} weights the prediction of x[p] by the mark of "
-        f"{_token(lags[1])}, "
-        f"{old.library} by that of {_token(lags[0])}, so at the ends of marked spans other predictions count "
-        "(--keep-mask losses keeps the predictions instead)"
+        f"{_token(lags[1])}, {old.library} by that of {_token(lags[0])}, so at the ends of marked spans "
+        "other predictions count (--keep-mask losses keeps the predictions instead)"
     )
 
 
@@ -174,9 +173,8 @@ def _left_out(opened: Source, writer: DumpFormat, settled: Settled) -> Iterator[
     if settled.last != settled.written:
         yield (
             f"the target's final norm was applied in float32 and rounded once to {opened.facts.dtype}; a "
-            "target that "
-            "runs in less than float32 rounds within its norm too, so its own states may differ in the "
-            "last place"
+            "target that runs in less than float32 rounds within its norm too, so its own states may "
+            "differ in the last place"
         )
     if not writer.says_points:
         points = "which nobody stated" if settled.spec is None else f"which are {settled.spec}"

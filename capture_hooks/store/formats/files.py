@@ -67,8 +67,8 @@ class FileSource(ABC):
         wanted = (facts.dtype, facts.width, facts.hidden)
         if found != wanted:
             raise StoreError(
-                f"{path} holds {found[0]} states of {found[1]} + {found[2]} columns, "
-                f"{self.files[0]} {wanted[0]} of {wanted[1]} + {wanted[2]}: one dump has one kind"
+                f"{path} holds {found[0]} states of {found[1]} + {found[2]} columns, {self.files[0]} "
+                f"{wanted[0]} of {wanted[1]} + {wanted[2]}: one dump has one kind"
             )
         if rows.norm != facts.last:
             raise StoreError(
@@ -106,7 +106,7 @@ def token_ids(path: Path, ids: Tensor) -> Tensor:
     """
     if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or not len(ids):
         raise StoreError(f"{path}: token ids are [T] integers, not {tuple(ids.shape)} of {ids.dtype}")
-    return ids.long()
+    return ids.long().contiguous()
 
 
 def marks(path: Path, mask: Tensor, tokens: int) -> Tensor:
@@ -120,7 +120,7 @@ def marks(path: Path, mask: Tensor, tokens: int) -> Tensor:
             f"{path}: a loss mask of {tokens} tokens is ({tokens},) of 0 and 1, not {tuple(mask.shape)} "
             f"with values up to {mask.max() if mask.numel() else None}"
         )
-    return mask.bool()
+    return mask.bool().contiguous()
 
 
 def states(path: Path, name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Tensor:

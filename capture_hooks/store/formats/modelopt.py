@@ -28,15 +28,13 @@ MEANING = Meaning(
     last=None,
     about_last=(
         "its Hugging Face and TensorRT-LLM dumps hold normed states, its vLLM dump un-normed ones, and a "
-        "file that "
-        "lacks 'hidden_states_prenorm' is read as normed whichever it is "
+        "file that lacks 'hidden_states_prenorm' is read as normed whichever it is "
         "(torch/speculative/eagle/utils.py:161)"
     ),
     mask_lag=1,
     about_mask=(
         "marks are the tokenizer's assistant mask (torch/speculative/plugins/hf_streaming_dataset.py:153); "
-        "the "
-        "trainer takes them from position 1 on (torch/speculative/plugins/hf_eagle.py:819)"
+        "the trainer takes them from position 1 on (torch/speculative/plugins/hf_eagle.py:819)"
     ),
     wants=None,
 )

@@ -31,7 +31,6 @@ _ALLOWED: Final = re.compile(
     r"torch\._utils _rebuild_tensor_v[23]|torch(\.storage)? \w+Storage|torch (float8_\w+|uint\d+)|"
     r"collections OrderedDict"
 )
-_DAMAGED: Final = (ValueError, RuntimeError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError)
 
 
 def strings_in(path: Path) -> frozenset[str]:
@@ -88,8 +87,7 @@ def _inflated(path: Path) -> io.BytesIO:
                 if content.tell() > limit:
                     raise StoreError(
                         f"{path} unpacks to more than {_INFLATION} times its size: states do not compress "
-                        "like "
-                        "that, so it is no dump"
+                        "like that, so it is no dump"
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise StoreError(f"{path} is damaged: {error}") from None
@@ -115,9 +113,11 @@ def _examine(path: Path, content: Path | io.BytesIO) -> frozenset[str]:
                     f"{path}: its pickle has {pickles[0].file_size} bytes; that of a few tensors has hundreds"
                 )
             strings = _strings(path, archive.read(pickles[0]))
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
-    except _DAMAGED as error:
+    except Exception as error:  # whatever a malformed file makes these readers raise
         raise StoreError(
             f"{path} is damaged, or was not written by torch.save in torch 1.6 or newer ({error})"
         ) from None
@@ -133,8 +133,7 @@ def _strings(path: Path, pickle: bytes) -> frozenset[str]:
         if opcode.name == "GLOBAL" and isinstance(argument, str) and not _ALLOWED.fullmatch(argument):
             raise StoreError(
                 f"{path} names {argument.replace(' ', '.')}: a dump's pickle names nothing but tensors, so "
-                "it "
-                "was not loaded"
+                "it was not loaded"
             )
         if opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"):
             raise StoreError(f"{path}: its pickle makes objects ({opcode.name}), so it was not loaded")

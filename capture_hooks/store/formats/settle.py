@@ -48,47 +48,57 @@ def settle(
             "the dump does not say which points its states are; state them in the order of their slots: "
             '--spec "post.2, post.15, post.26", or --ids 2,15,26 --written-for CONVENTION'
         )
-    implied = _stated_by_points(declared, facts, target)
-    if implied is not None and declared.last is not None and implied != declared.last:
-        raise StoreError(f"the points stated end in the {implied} stream, but --last says {declared.last}")
-    stated, notes = declared.last or implied, []
-    last = facts.last or stated or source.meaning.last
-    if facts.spec is not None and facts.last is None:
-        raise StoreError(
-            f"the dump's target point is {facts.spec.target}: every other format holds the end of the stream"
-        )
-    if last is None:
-        raise StoreError(
-            f"the dump does not say whether its last hidden state has passed the target's final norm: "
-            f"{source.meaning.about_last}; state it: --last normed, or --last unnormed"
-        )
-    if stated is not None and stated != last:
-        raise StoreError(f"the dump itself says that its last hidden state is {last}, not {stated}")
-    if source.meaning.last not in (None, last):
-        notes.append(
-            f"the last hidden state is taken for {last}, as stated; {source.meaning.library} itself takes "
-            "it for "
-            f"{source.meaning.last}: {source.meaning.about_last}"
-        )
-    written = destination.meaning.wants or last
-    if last == "normed" and written == "unnormed":
-        raise StoreError(
-            f"{destination.name} holds the un-normed end of the stream ({destination.meaning.about_last}), "
-            "the dump "
-            "the normed one: a norm cannot be undone; dump the un-normed state (a spec that ends in '-> "
-            "post.-1')"
-        )
-    if last != written and target is None:
-        raise StoreError(
-            f"{destination.name} holds the normed last hidden state ({destination.meaning.about_last}), "
-            "the dump the "
-            "un-normed one: --target MODEL names the model whose final norm is to be applied"
-        )
+    last, notes = _as_read(source, facts, declared, target)
+    written = _as_written(last, destination, target)
     if spec is not None and target is not None:
         end = _FINAL_NORM if written == "normed" else Point.post(target.anatomy.n_layers - 1)
         spec = CaptureSpec(spec.absolute(target.anatomy.n_layers).inputs, end)
         target.check(facts, spec)
-    return Settled(last, written, spec, tuple(notes))
+    return Settled(last, written, spec, notes)
+
+
+def _as_read(
+    source: DumpFormat, facts: Facts, declared: Declared, target: TargetModel | None
+) -> tuple[NormState, tuple[str, ...]]:
+    """The norm state of the last hidden state; a note where the user overrules the library's own reading."""
+    implied = _stated_by_points(declared, facts, target)
+    if implied is not None and declared.last is not None and implied != declared.last:
+        raise StoreError(f"the points stated end in the {implied} stream, but --last says {declared.last}")
+    if facts.spec is not None and facts.last is None:
+        raise StoreError(
+            f"the dump's target point is {facts.spec.target}: every other format holds the end of the stream"
+        )
+    meaning, stated = source.meaning, declared.last or implied
+    last = facts.last or stated or meaning.last
+    if last is None:
+        raise StoreError(
+            "the dump does not say whether its last hidden state has passed the target's final norm: "
+            f"{meaning.about_last}; state it: --last normed, or --last unnormed"
+        )
+    if stated is not None and stated != last:
+        raise StoreError(f"the dump itself says that its last hidden state is {last}, not {stated}")
+    if meaning.last in (None, last):
+        return last, ()
+    return last, (
+        f"the last hidden state is taken for {last}, as stated; {meaning.library} itself takes it for "
+        f"{meaning.last}: {meaning.about_last}",
+    )
+
+
+def _as_written(last: NormState, destination: DumpFormat, target: TargetModel | None) -> NormState:
+    """The norm state that the destination holds, which the dump has or the target's norm gives."""
+    wanted, why = destination.meaning.wants or last, destination.meaning.about_last
+    if last == "normed" and wanted == "unnormed":
+        raise StoreError(
+            f"{destination.name} holds the un-normed end of the stream ({why}), the dump the normed one: a "
+            "norm cannot be undone; dump the un-normed state (a spec that ends in '-> post.-1')"
+        )
+    if last != wanted and target is None:
+        raise StoreError(
+            f"{destination.name} holds the normed last hidden state ({why}), the dump the un-normed one: "
+            "--target MODEL names the model whose final norm is to be applied"
+        )
+    return wanted
 
 
 def _spec(facts: Facts, declared: Declared, target: TargetModel | None) -> CaptureSpec | None:
@@ -125,8 +135,7 @@ def _points(facts: Facts, declared: Declared, target: TargetModel | None) -> tup
         raise StoreError(
             f"ids {list(declared.ids)} are {len(points)} points to {declared.written_for} "
             f"({', '.join(map(str, points))}), but the dump holds inputs of {facts.width} columns and a "
-            "last hidden "
-            f"state of {facts.hidden}"
+            f"last hidden state of {facts.hidden}"
         )
     return points
 
@@ -143,8 +152,7 @@ def _stated_by_points(declared: Declared, facts: Facts, target: TargetModel | No
         return "unnormed"
     raise StoreError(
         f"the target point of {declared.spec} is not known to be the end of the stream: leave it out and "
-        "state "
-        "--last, or give --target"
+        "state --last, or give --target"
     )
 
 

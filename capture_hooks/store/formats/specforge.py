@@ -30,9 +30,8 @@ MEANING = Meaning(
     mask_lag=2,
     about_mask=(
         "marks are those of the chat template (data/preprocessing.py:100); the trainer shifts ids and "
-        "target left "
-        "but not the mask (modeling/target/target_head.py:103), whose last mark its reader clears "
-        "(algorithms/eagle3/data.py:21)"
+        "target left but not the mask (modeling/target/target_head.py:103), whose last mark its reader "
+        "clears (algorithms/eagle3/data.py:21)"
     ),
     wants="normed",
 )
@@ -102,8 +101,7 @@ def check_three(facts: Facts) -> None:
     if facts.slots != 3:
         raise StoreError(
             "SpecForge 0.2.0 trains on exactly 3 states of the stream; this dump has inputs of "
-            f"{facts.width} "
-            f"columns, that is {facts.width / facts.hidden:g} times the hidden size"
+            f"{facts.width} columns, that is {facts.width / facts.hidden:g} times the hidden size"
         )
 
 

@@ -35,8 +35,7 @@ MEANING = Meaning(
     mask_lag=1,
     about_mask=(
         "marks are the assistant's tokens (data_generation/preprocessing.py:316); the trainer shifts them "
-        "with the "
-        "last hidden state (models/eagle3/data.py:37)"
+        "with the last hidden state (models/eagle3/data.py:37)"
     ),
     wants="unnormed",
 )
@@ -44,9 +43,16 @@ MEANING = Meaning(
 
 class _Source(FileSource):
     def __init__(self, directory: Path) -> None:
-        self._rows: Any = _datasets().load_from_disk(str(directory)).with_format("torch")
-        if missing := {"input_ids", "loss_mask"} - set(self._rows.column_names):
-            raise StoreError(f"{directory} has no column {sorted(missing)[0]!r}: it is not speculators' data")
+        try:
+            found: Any = _datasets().load_from_disk(str(directory))
+            self._rows = found.select_columns(["input_ids", "loss_mask"]).with_format("torch")
+        except StoreError:
+            raise
+        except Exception as error:  # whatever a malformed directory makes datasets and Arrow raise
+            raise StoreError(
+                f"{directory} cannot be read as speculators' data, a datasets directory with columns "
+                f"input_ids and loss_mask: {(str(error) or type(error).__name__).splitlines()[0]}"
+            ) from None
         files = [_states(directory, row) for row in range(len(self._rows))]
         if absent := [path.name for path in files if not path.exists()]:
             raise StoreError(
@@ -61,8 +67,8 @@ class _Source(FileSource):
         ids = token_ids(place, row["input_ids"])
         if not torch.equal(ids, found.token_ids):
             raise StoreError(
-                f"{found.place} holds other tokens than row {index} of {self.directory}: "
-                "they are of two data sets"
+                f"{found.place} holds other tokens than row {index} of {self.directory}: they are of two "
+                "data sets"
             )
         return dataclasses.replace(found, loss_mask=marks(place, row["loss_mask"], len(ids)))
 

@@ -20,8 +20,8 @@ from .files import FileSource, marks, numbered, states, tensor_in, token_ids
 from .saving import owned, save_dict, saved
 
 _MASK = (
-    "marks are the assistant's tokens; readers shift them with the last hidden state "
-    "(0.3.0 train/data.py:39, models/eagle3/data.py:8 since)"
+    "marks are the assistant's tokens; readers shift them with the last hidden state (0.3.0 "
+    "train/data.py:39, models/eagle3/data.py:8 since)"
 )
 V1 = Meaning(
     library="speculators",
@@ -29,8 +29,8 @@ V1 = Meaning(
     last="unnormed",
     about_last=(
         "the generator takes it before the norm (0.3.0 data_generation/custom_worker.py:46) and the "
-        "trainer norms it "
-        "(0.4.0 models/eagle3/core.py:402); 0.3.0's trainer forgot to (models/eagle3/core.py:328)"
+        "trainer norms it (0.4.0 models/eagle3/core.py:402); 0.3.0's trainer forgot to "
+        "(models/eagle3/core.py:328)"
     ),
     mask_lag=1,
     about_mask=_MASK,

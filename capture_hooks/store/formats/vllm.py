@@ -28,8 +28,7 @@ MEANING = Meaning(
     last=None,
     about_last=(
         "the files are any states that the server was asked for; the end of the stream (id n) comes "
-        "un-normed "
-        "(distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py)"
+        "un-normed (distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py)"
     ),
     mask_lag=None,
     about_mask="its files have no loss mask",

@@ -1,7 +1,8 @@
 """Which ids SGLang finds in a head's ``config.json``: those in ``eagle_config``, or none.
 
-It looks in one place, inside a bare ``except``: whatever goes wrong there gives the default layers of the
-target's model, without a word.  What is then done with the ids differs by family and version, so there is
+A DFlash or DSpark draft has keys of its own (`sglang.dflash_reader`).  For any other it looks in one place,
+inside a bare ``except``: whatever goes wrong there gives the default layers of the target's model, without
+a word.  What is then done with the ids differs by family and version, so there is
 one reader for each run of versions in which the same conventions speak.
 """
 
@@ -16,6 +17,7 @@ from ..spec import Point
 from .contract import Captured, Rank, Reader, Reading
 from .lookup import convention_for
 from .sglang import CONVENTIONS
+from .sglang.dflash_reader import is_draft, read_draft
 from .versions import Versions
 
 _KEY: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
@@ -37,6 +39,9 @@ class SglangServer(Reader):
 
     def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
         """See `Reader.read`."""
+        version = self.versions.rpartition(" ")[2]
+        if is_draft(config):
+            return read_draft(config, family, n_layers, version)
         if "speculators_model_type" in config:
             return _refused("it has no parser for speculators' layout")
         eaten, ids = _found(config)
@@ -44,7 +49,7 @@ class SglangServer(Reader):
             final = Captured((Point("final_norm"),), (f"{_FLAG} is false",))
             return Reading(None, _FLAG, None, final)
         try:
-            chosen = convention_for(self.library, family, None, self.versions.rpartition(" ")[2])
+            chosen = convention_for(self.library, family, None, version)
             if ids is None:
                 found = chosen.default(n_layers)
                 own = ", ".join(map(str, found.points))
@@ -83,7 +88,7 @@ def _readers() -> tuple[Reader, ...]:
         return frozenset(
             convention.name
             for convention in CONVENTIONS
-            if convention.primary and f"0.5.{release}" in Versions.parse(convention.versions)
+            if f"0.5.{release}" in Versions.parse(convention.versions)
         )
 
     made: list[Reader] = []

@@ -44,15 +44,14 @@ class Dflash(SglangModel):
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
         """As `Convention.captured`, after ``parse_dflash_draft_config`` and ``resolve_target_layer_ids``."""
-        try:
-            numbers = [int(number) for number in ids]
-        except (TypeError, ValueError, OverflowError) as error:
-            self._refuse(ids, n_layers, f"its reader fails, {type(error).__name__}: {error}")
-        if not numbers:
-            self._refuse(ids, n_layers, "target_layer_ids must be non-empty, a ValueError")
-        for number in numbers:
+        for number in self._parsed(ids, n_layers):
             if not 0 <= number < n_layers:
                 self._refuse(ids, n_layers, f"{number} is no layer, a ValueError")
+        return self.unchecked(ids, n_layers)
+
+    def unchecked(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """As `captured`, for ids that nobody compares with the target's depth."""
+        numbers = self._parsed(ids, n_layers)
         if self.ascending and numbers != sorted(set(numbers)):
             self._refuse(ids, n_layers, "target_layer_ids must ascend, each once, a ValueError")
         found = super().captured(numbers, n_layers)
@@ -62,6 +61,15 @@ class Dflash(SglangModel):
             if type(given) is not int
         ]
         return Captured(found.points, (*odd, *found.quirks))
+
+    def _parsed(self, ids: Sequence[int], n_layers: int) -> list[int]:
+        try:
+            numbers = [int(number) for number in ids]
+        except (TypeError, ValueError, OverflowError) as error:
+            self._refuse(ids, n_layers, f"its reader fails, {type(error).__name__}: {error}")
+        if not numbers:
+            self._refuse(ids, n_layers, "target_layer_ids must be non-empty, a ValueError")
+        return numbers
 
     def default(self, n_layers: int) -> Captured:
         """Depends on the draft: see `default_layers`."""
@@ -88,11 +96,14 @@ class DflashBeforeLast(Dflash):
 
     ascending = True
 
-    def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """As `Dflash.captured`; the setter refuses what marks on layers cannot say."""
-        if n_layers - 1 in ids:
-            self._refuse(ids, n_layers, f"target_layer_ids must be in [0, {n_layers - 1}), a ValueError")
-        return super().captured(ids, n_layers)
+    def unchecked(self, ids: Sequence[int], n_layers: int) -> Captured:
+        """As `Dflash.unchecked`; the setter compares with the depth itself."""
+        for number in self._parsed(ids, n_layers):
+            if not 0 <= number < n_layers - 1:
+                self._refuse(
+                    ids, n_layers, f"{number} is not in [0, {n_layers - 1}), as it must be: a ValueError"
+                )
+        return super().unchecked(ids, n_layers)
 
 
 class DflashNever(Never):

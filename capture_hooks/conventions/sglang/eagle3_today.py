@@ -107,8 +107,14 @@ TODAY: Final[tuple[Convention, ...]] = (
     ),
     # A last look after the last layer.
     since(
-        *(Eagle3, "sglang.gemma4", "0.5.12 to 0.5.23", ("gemma4", "gemma4_text", "gemma4_unified")),
+        *(Eagle3, "sglang.gemma4", "0.5.12 to 0.5.23", ("gemma4", "gemma4_text")),
         "srt/models/gemma4_causal.py:1071-1094,1495; gemma4_mm.py:1155",
+        NO_EMBED,
+        end=True,
+    ),
+    since(
+        *(Eagle3, "sglang.gemma4_unified", "0.5.13 to 0.5.23", ("gemma4_unified",)),
+        "srt/models/gemma4_unified.py; gemma4_causal.py:1071-1094; gemma4_mm.py:1155",
         NO_EMBED,
         end=True,
     ),

@@ -135,14 +135,21 @@ class Server:
                 body = response.read()
                 return json.loads(body) if body else None
         except urllib.error.HTTPError as error:
-            raise EngineError(f"{self._engine} refused: {_reason(error.read())}") from None
+            reason = _reason(error.read())
+            if error.code >= 500 and self._ends():
+                raise GoneError(self.obituary()) from None
+            raise EngineError(f"{self._engine} refused: {reason}") from None
         except (OSError, ValueError) as error:
-            if self.info:  # it was ready: it is ending, and its last words are worth a moment
-                with suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_GRACE)
-            if not self.alive:
+            if self._ends():
                 raise GoneError(self.obituary()) from None
             raise GoneError(f"{self._engine} does not answer at {self._url}: {error}") from None
+
+    def _ends(self) -> bool:
+        """Whether it is gone; one that was ready and fails is ending, and its last words are worth a moment."""
+        if self.info:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE)
+        return not self.alive
 
 
 @contextmanager

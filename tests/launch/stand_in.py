@@ -29,6 +29,11 @@ class Answers(http.server.BaseHTTPRequestHandler):
         if self.path == "/end":
             print("the end", flush=True)
             os._exit(4)
+        if self.path == "/fail":
+            print("the end", flush=True)
+            self._answer(500, {"error": {"message": "see the log"}})
+            self.wfile.flush()
+            os._exit(4)
         self._answer(200, {"path": self.path} if self.path != "/empty" else None)
 
     def do_POST(self):

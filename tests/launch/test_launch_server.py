@@ -65,12 +65,13 @@ def test_it_answers_refuses_and_leaves_nothing(tmp_path):
     assert left(tmp_path) == []
 
 
-def test_one_that_ends_says_its_last_words():
+@pytest.mark.parametrize("path", ["/end", "/fail"])
+def test_one_that_ends_says_its_last_words(path):
     with (
         started() as server,
         pytest.raises(GoneError, match=r"(?s)^Engine ended with 4:\nline 29\n.*the end$"),
     ):
-        server.get("/end")
+        server.get(path)
 
 
 def test_one_that_does_not_start_says_why(tmp_path):

@@ -145,7 +145,7 @@ class Server:
             raise GoneError(f"{self._engine} does not answer at {self._url}: {error}") from None
 
     def _ends(self) -> bool:
-        """Whether it is gone; one that was ready and fails is ending, and its last words are worth a moment."""
+        """Whether it is gone; one that was ready and fails is given a moment for its last words."""
         if self.info:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE)

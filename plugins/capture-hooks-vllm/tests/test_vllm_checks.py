@@ -10,6 +10,7 @@ import pytest
 from capture_hooks_vllm.engine import VllmEngine
 from capture_hooks_vllm.launch import checks
 from capture_hooks_vllm.launch.installed import VLLM
+from capture_hooks_vllm.running.server import _cause
 
 from capture_hooks.errors import EngineError, HeadError
 from capture_hooks.heads import inspect_head
@@ -106,3 +107,19 @@ def test_activated_unasked_it_imports_nothing():
         "sys.exit(set(sys.modules) != before or 'torch' in sys.modules or 'vllm' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], env={}).returncode == 0
+
+
+def test_the_first_error_is_the_cause_not_a_warning_nor_what_follows():
+    log = (
+        "(APIServer pid=1) WARNING 11-30 08:04:23 [base.py:380] ValueError: Tokenizer not available\n"
+        "(Worker pid=2) ERROR 11-30 08:04:26 [multiproc_executor.py:1063] Traceback (most recent call last):\n"
+        '(Worker pid=2) ERROR 11-30 08:04:26 [multiproc_executor.py:1063]   File "a.py", line 1, in f\n'
+        "(Worker pid=2) ERROR 11-30 08:04:26 [multiproc_executor.py:1063] capture.errors.EngineError: too wide\n"
+        "(EngineCore pid=3) ERROR 11-30 08:04:26 [core.py:1512] RuntimeError: Worker failed\n"
+    )
+    assert _cause(log) == "EngineError: too wide"
+    own = (
+        "  return f()\npydantic_core.ValidationError: 1 validation error for Config\n  Value error, no such\n"
+    )
+    assert _cause(own) == "ValidationError: 1 validation error for Config Value error, no such"
+    assert _cause("INFO: all is well\n") is None

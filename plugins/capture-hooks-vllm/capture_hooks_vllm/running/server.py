@@ -45,9 +45,10 @@ _SETTINGS: Final = MappingProxyType(
 )
 #: Longest directory for temporary files that leaves room for a socket's name: 107 characters in all.
 _LONGEST: Final = 55
-#: How a traceback ends, in a log line of one of vLLM's processes or by itself; pydantic's has a second line.
+#: How a traceback ends, in an error that one of vLLM's processes logs or by itself; pydantic's goes on.
 _RAISED: Final = re.compile(
-    r"^(?:\(\w+ pid=.*?\] )?(?:[\w.]+\.)?(\w+(?:Error|Exception): .+(?:\n  .+)?)$", re.MULTILINE
+    r"^(?:\(\w+ pid=\d+\) ERROR [^\]]*\] )?(?:[\w.]+\.)?(\w+(?:Error|Exception): .+(?:\n  .+)?)$",
+    re.MULTILINE,
 )
 
 

@@ -63,7 +63,9 @@ class Row(_Frozen):
     newest: bool = Field(description="whether no row speaks for a later version of the same engine")
     convention: str | None = Field(default=None, description="convention by which the ids are read")
     key: str | None = Field(default=None, description="where it finds the ids; null where it finds none")
-    ids: tuple[Any, ...] | None = Field(default=None, description="as they stand, of whatever type")
+    ids: tuple[int | str, ...] | None = Field(
+        default=None, description="as they stand; what is no integer is shown as text"
+    )
     captured: tuple[State, ...] | None = Field(description="in order of concatenation; null where it stops")
     silently: tuple[str, ...] = Field(default=(), description="what it does without a word")
     verdict: Verdict

@@ -145,7 +145,7 @@ def _row(
         newest=True,
         convention=found.convention,
         key=found.key,
-        ids=found.ids,
+        ids=None if found.ids is None else tuple(map(_plain, found.ids)),
         captured=states,
         silently=() if captured is None else captured.quirks,
         verdict=verdict,
@@ -153,6 +153,11 @@ def _row(
         if verdict.outcome in ("same", "unknown") or asked == "told"
         else _instead(found, about.library, facts, trained),
     )
+
+
+def _plain(value: Any) -> int | str:
+    """An id as it stands in the file; what is no integer (``true``, ``1.5``, ``Infinity``) as text."""
+    return value if type(value) is int else repr(value)
 
 
 def _verdict(captured: Sequence[Point], n_layers: int, split: frozenset[int], trained: TrainedOn) -> Verdict:

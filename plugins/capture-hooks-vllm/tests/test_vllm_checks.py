@@ -112,14 +112,14 @@ def test_activated_unasked_it_imports_nothing():
 def test_the_first_error_is_the_cause_not_a_warning_nor_what_follows():
     log = (
         "(APIServer pid=1) WARNING 11-30 08:04:23 [base.py:380] ValueError: Tokenizer not available\n"
-        "(Worker pid=2) ERROR 11-30 08:04:26 [multiproc_executor.py:1063] Traceback (most recent call last):\n"
-        '(Worker pid=2) ERROR 11-30 08:04:26 [multiproc_executor.py:1063]   File "a.py", line 1, in f\n'
-        "(Worker pid=2) ERROR 11-30 08:04:26 [multiproc_executor.py:1063] capture.errors.EngineError: too wide\n"
+        "(Worker pid=2) ERROR 11-30 08:04:26 [executor.py:1063] Traceback (most recent call last):\n"
+        '(Worker pid=2) ERROR 11-30 08:04:26 [executor.py:1063]   File "a.py", line 1, in f\n'
+        "(Worker pid=2) ERROR 11-30 08:04:26 [executor.py:1063] capture.errors.EngineError: too wide\n"
         "(EngineCore pid=3) ERROR 11-30 08:04:26 [core.py:1512] RuntimeError: Worker failed\n"
     )
     assert _cause(log) == "EngineError: too wide"
     own = (
         "  return f()\npydantic_core.ValidationError: 1 validation error for Config\n  Value error, no such\n"
     )
-    assert _cause(own) == "ValidationError: 1 validation error for Config Value error, no such"
+    assert _cause(own) == "ValidationError: 1 validation error Value error, no such"
     assert _cause("INFO: all is well\n") is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
@@ -11,6 +12,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..conventions.versions import joined
+
 if TYPE_CHECKING:
     from ..diagnosis.explain import Finding, Report, Row, State
     from ..diagnosis.explain.report import Reading
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 _OUTCOME: Final = {"same": "green", "differs": "red", "fails": "red", "unknown": "yellow"}
 _SEVERITY: Final = {"wrong": "red", "warning": "yellow", "note": "dim"}
 _NORM: Final = {"embedding": "embedding", "normed": "normed", "module": "a module's"}
+#: What tells the readers of an engine's earlier versions from the newest: ``vllm.v1-0.22``.
+_LATER: Final = re.compile(r"-\d+(?:\.\d+)*$")
 _ASKED: Final = {
     "ids": "What each library captures when it is given these ids under its own key:",
     "told": "What each library must be told to capture these states:",
@@ -71,11 +76,7 @@ def _table(rows: Sequence[Row], said: str) -> Table:
     for name, share in (("engine", 9), ("captures", 8), ("verdict", 11)):
         table.add_column(name, overflow="fold", ratio=share)
     for group in _merged(rows):
-        row, engine = group[0], Text()
-        for index, one in enumerate(group):
-            engine.append(f"{chr(10) if index else ''}{one.engine} {one.versions}")
-            if one.rank != "verified":
-                engine.append(f"\nread {one.read_on}, not run", style="yellow")
+        row, engine = group[0], Text("\n").join(_engines(group))
         verdict = Text(row.verdict.outcome, style=_OUTCOME[row.verdict.outcome])
         verdict.append("".join(f"\n{how}" for how in row.verdict.how if how != said), style="default")
         verdict.append("".join(f"\nsilently: {quirk}" for quirk in row.silently), style="dim")
@@ -91,6 +92,19 @@ def _merged(rows: Sequence[Row]) -> list[list[Row]]:
         return row.library, row.captured, row.verdict, row.silently
 
     return [list(group) for _, group in groupby(rows, content)]
+
+
+def _engines(group: Sequence[Row]) -> Iterator[Text]:
+    """One line for the versions of an engine that are known in one way: their ranges end to end."""
+
+    def kind(row: Row) -> tuple[str, str, str]:
+        return _LATER.sub("", row.engine), row.rank, row.read_on
+
+    for (name, rank, day), rows in groupby(group, kind):
+        text = Text(f"{name} {joined([row.versions for row in rows])}")
+        if rank != "verified":
+            text.append(f"\nread {day}, not run", style="yellow")
+        yield text
 
 
 def _keys(rows: Sequence[Row]) -> Iterator[RenderableType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -55,3 +56,28 @@ def release(version: str) -> tuple[int, ...]:
     numbers = re.match(r"\d+(?:\.\d+)*", word)
     assert numbers is not None
     return tuple(int(part) for part in numbers[0].split("."))
+
+
+def joined(ranges: Sequence[str]) -> str:
+    """Ranges as one text, those that follow one another without a release between them made one.
+
+    >>> joined(["0.33.0", "0.30.0 to 0.32.0", "0.25.1 to 0.26.0"])
+    '0.25.1 to 0.26.0, 0.30.0 to 0.33.0'
+    """
+    parts: list[list[str]] = []
+    for text in sorted(ranges, key=lambda text: Versions.parse(text).first or ()):
+        low, _, high = text.rpartition("to ") if text.startswith("to ") else text.partition(" to ")
+        last = high or low
+        if parts and _follows(parts[-1][-1], low):
+            parts[-1][1:] = [last]
+        else:
+            parts.append([low, last] if high else [low])
+    return ", ".join(" to ".join(part) for part in parts)
+
+
+def _follows(before: str, after: str) -> bool:
+    """Whether ``after`` is the next release: one more in its last place, or in the one before, from zero."""
+    old, new = release(before), release(after) if after else ()
+    if len(old) != len(new) or len(old) < 2:
+        return False
+    return new in ((*old[:-1], old[-1] + 1), (*old[:-2], old[-2] + 1, 0))

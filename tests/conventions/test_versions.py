@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from capture_hooks.conventions.versions import Versions, release
+from capture_hooks.conventions.versions import Versions, joined, release
 from capture_hooks.errors import ConventionError
 from capture_hooks.plugins import build_registry
 
@@ -78,3 +78,25 @@ def test_every_convention_speaks_for_a_range(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(build_registry(entry_points=()).readers))
 def test_every_reader_speaks_for_a_range(name: str) -> None:
     Versions.parse(build_registry(entry_points=()).readers[name].versions)
+
+
+@given(st.sets(st.integers(0, 30), min_size=1), st.data())
+def test_joined_ranges_hold_the_same_releases_and_no_others(releases: set[int], data: st.DataObject) -> None:
+    ordered, ranges = sorted(releases), []
+    while ordered:
+        most = next((i for i, patch in enumerate(ordered) if patch != ordered[0] + i), len(ordered))
+        taken = data.draw(st.integers(1, most))
+        first, last = ordered[0], ordered[taken - 1]
+        ranges.append(f"0.5.{first} to 0.5.{last}" if first < last else f"0.5.{first}")
+        ordered = ordered[taken:]
+    parts = joined(data.draw(st.permutations(ranges))).split(", ")
+    inside = {patch for patch in range(32) if any(f"0.5.{patch}" in Versions.parse(part) for part in parts)}
+    assert inside == releases
+    # Nothing that touches is left apart.
+    gaps = sum(patch + 1 not in releases for patch in releases)
+    assert len(parts) == gaps
+
+
+def test_a_release_that_may_lie_between_keeps_ranges_apart() -> None:
+    assert joined(["0.25.1 to 0.26.0", "0.17.0 to 0.24.0"]) == "0.17.0 to 0.24.0, 0.25.1 to 0.26.0"
+    assert joined(["0.30.0", "0.22.0 to 0.29.0"]) == "0.22.0 to 0.30.0"

@@ -121,5 +121,5 @@ def test_the_first_error_is_the_cause_not_a_warning_nor_what_follows():
     own = (
         "  return f()\npydantic_core.ValidationError: 1 validation error for Config\n  Value error, no such\n"
     )
-    assert _cause(own) == "ValidationError: 1 validation error Value error, no such"
+    assert _cause(own) == "ValidationError: 1 validation error for Config Value error, no such"
     assert _cause("INFO: all is well\n") is None

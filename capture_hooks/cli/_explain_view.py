@@ -95,10 +95,14 @@ def _merged(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _engines(group: Sequence[Row]) -> Iterator[Text]:
-    """One line for the versions of an engine that are known in one way: their ranges end to end."""
+    """One line for the versions of an engine that are known in one way: their ranges end to end.
+
+    Conventions keep the names by which ``--written-for`` takes them.
+    """
 
     def kind(row: Row) -> tuple[str, str, str]:
-        return _LATER.sub("", row.engine), row.rank, row.read_on
+        name = _LATER.sub("", row.engine) if row.asked == "file" else row.engine
+        return name, row.rank, row.read_on
 
     for (name, rank, day), rows in groupby(group, kind):
         text = Text(f"{name} {joined([row.versions for row in rows])}")

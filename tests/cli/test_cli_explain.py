@@ -17,6 +17,7 @@ from capture_hooks.cli._explain_view import show
 from capture_hooks.cli.app import build
 from capture_hooks.diagnosis.explain import Asked, Report, explain_ids
 from capture_hooks.errors import CaptureHooksError
+from capture_hooks.plugins import registry
 
 HEAD = str(Path(__file__).parents[2] / "examples" / "smollm2" / "head")
 KIMI = ("--ids", "2,30,58", "--written-for", "sglang", "--family", "deepseek_v2", "--layers", "61")
@@ -168,6 +169,19 @@ def test_no_fact_is_cut(width, family):
             assert re.sub(r"\s", "", fact) in verdicts or fact == report.trained.by
         if row.instead and row.newest:
             assert re.sub(r"\s", "", row.instead) in re.sub(r"\s", "", text)
+
+
+def test_the_versions_of_an_engine_that_do_the_same_are_one_line():
+    config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}}
+    readers = [reader for reader in registry().readers.values() if reader.library == "sglang"]
+    console = Console(width=80, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
+    show(explain_ids([2, 15, 27], Asked(family="llama", layers=30, written_for="sglang")), console)
+    engines = columns(console.export_text().partition("when it reads this file:")[2])[0]
+    same = {r.versions: r.read(config, "llama", 30).captured for r in readers}
+    assert len(set(same.values())) == 2, "the story of this test: CUDA graphs ignored the ids up to 0.5.10"
+    assert "sglang0.5.23" in engines
+    assert "sglang0.5.11to0.5.22" in engines
+    assert "sglang0.5.9to0.5.10" in engines
 
 
 def test_piped_it_is_plain_text_of_80_columns():

@@ -34,7 +34,7 @@ CODES: Final = {
 #: Small enough for a core's cache: a gathered chunk is read again at once, to be written and hashed.
 _CHUNK: Final = 2**20
 #: Bytes of one write.  Linux 6.18 gives a larger one larger folios, which can cost it ten times the copy.
-_WRITE: Final = 2**18
+WRITE_BYTES: Final = 2**18
 #: Bytes after which the system is asked to begin writing them.
 _BEHIND: Final = 8 * 2**20
 #: Chunks that may wait to be hashed; one more is being filled.
@@ -124,8 +124,8 @@ class TensorStream:
     def _write(self, part: memoryview) -> int:
         if self._thread is not None and self._update is not None:
             self._hashing.append(self._thread.submit(self._update, part))
-        for at in range(0, len(part), _WRITE):
-            self._file.write(part[at : at + _WRITE])
+        for at in range(0, len(part), WRITE_BYTES):
+            self._file.write(part[at : at + WRITE_BYTES])
         self._at += len(part)
         if self._at - self._begun >= _BEHIND:
             # The advice drops clean pages; these are dirty, so it only begins to write them.

@@ -20,7 +20,7 @@ from ...errors import StoreError
 from . import pickles
 from .contract import Meaning, NormState, Plan, Rows, Source
 from .files import FileSource, marks, numbered, states, tensor_in, token_ids
-from .saving import owned, save_dict, saved
+from .saving import Copies, save_dict, saved
 
 MEANING = Meaning(
     library="ModelOpt",
@@ -80,13 +80,15 @@ class ModelOpt:
         return _Source(directory, _files(directory))
 
     def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+        copies = Copies()
         for index in range(len(rows)):
             one = rows.rows(index)
             assert one.loss_mask is not None
+            ids, last, inputs = copies.of(one.token_ids, one.last, one.inputs)
             content = {
-                "input_ids": owned(one.token_ids),
-                "hidden_states": owned(one.last),
-                "aux_hidden_states": owned(one.inputs),
+                "input_ids": ids,
+                "hidden_states": last,
+                "aux_hidden_states": inputs,
                 "loss_mask": one.loss_mask.long(),
                 "conversation_id": one.name or f"{index:08d}",
                 _BIT: plan.last == "unnormed",

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Final, cast
 
 import torch
 from torch import Tensor
 
 from ..files import refused
+from ..stream import WRITE_BYTES
+
+_ALIGNED: Final = 64
 
 
 @contextmanager
@@ -31,13 +34,13 @@ def saved(path: Path) -> Iterator[BinaryIO]:
 
 
 def save_dict(content: dict[Any, Any], file: IO[bytes]) -> None:
-    """``torch.save``.
+    """``torch.save``, in small writes.
 
     Raises:
         OSError: the system refused.
     """
     try:
-        torch.save(content, file)
+        torch.save(content, cast(IO[bytes], _SmallWrites(file)))
     except RuntimeError as error:
         # torch's writer reports the failed write of a file object as its own error, with that one behind it.
         if isinstance(error.__context__, OSError):
@@ -45,6 +48,42 @@ def save_dict(content: dict[Any, Any], file: IO[bytes]) -> None:
         raise
 
 
-def owned(tensor: Tensor) -> Tensor:
-    """A contiguous copy: ``torch.save`` of a view would write all of the memory map behind it."""
-    return tensor.clone(memory_format=torch.contiguous_format)
+class _SmallWrites:
+    """A file to ``torch.save``, which hands over whole tensors."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        whole = memoryview(data).cast("B")
+        for at in range(0, len(whole), WRITE_BYTES):
+            self._file.write(whole[at : at + WRITE_BYTES])
+        return len(whole)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class Copies:
+    """Memory that is used again for each file's tensors: fresh pages would cost more than the copy."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, *tensors: Tensor) -> list[Tensor]:
+        """Contiguous copies, each alone in its storage, valid until the next call.
+
+        ``torch.save`` of a view would write all of the memory map behind it.
+        """
+        places, at = [], 0
+        for tensor in tensors:
+            places.append(at)
+            at += -(tensor.numel() * tensor.element_size()) // _ALIGNED * -_ALIGNED
+        if len(self._memory) < at:
+            self._memory = bytearray(at)
+        return [
+            torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=place)
+            .view(tensor.shape)
+            .copy_(tensor)
+            for tensor, place in zip(tensors, places, strict=True)
+        ]

@@ -20,7 +20,7 @@ from ...errors import StoreError
 from . import pickles
 from .contract import Facts, Meaning, Plan, Rows, Source
 from .files import FileSource, marks, numbered, states, tensor_in, token_ids
-from .saving import owned, save_dict, saved
+from .saving import Copies, save_dict, saved
 
 MEANING = Meaning(
     library="SpecForge",
@@ -73,14 +73,16 @@ class SpecForge:
 
     def write(self, directory: Path, rows: Source, plan: Plan) -> None:
         check_three(rows.facts)
+        copies = Copies()
         for index in range(len(rows)):
             one = rows.rows(index)
             assert one.loss_mask is not None
+            ids, last, inputs = copies.of(one.token_ids, one.last, one.inputs)
             content = {
-                "input_ids": owned(one.token_ids),
+                "input_ids": ids,
                 "loss_mask": one.loss_mask.long(),
-                "hidden_state": owned(one.last)[None],
-                "aux_hidden_state": owned(one.inputs)[None],
+                "hidden_state": last[None],
+                "aux_hidden_state": inputs[None],
             }
             path = directory / f"data_{index:08d}.ckpt"
             if not self._compressed:

@@ -17,7 +17,7 @@ from ...errors import StoreError
 from . import pickles
 from .contract import Meaning, Plan, Rows, Source
 from .files import FileSource, marks, numbered, states, tensor_in, token_ids
-from .saving import owned, save_dict, saved
+from .saving import Copies, save_dict, saved
 
 _MASK = (
     "marks are the assistant's tokens; readers shift them with the last hidden state (0.3.0 "
@@ -105,15 +105,17 @@ class SpeculatorsFiles:
                 f"speculators' files hold states of one width; inputs of {rows.facts.width} columns are no "
                 f"multiple of {rows.facts.hidden}"
             )
+        copies = Copies()
         for index in range(len(rows)):
             one = rows.rows(index)
             assert one.loss_mask is not None
-            content: dict[str, Any] = {"input_ids": owned(one.token_ids), "loss_mask": one.loss_mask.long()}
+            inputs = torch.split(one.inputs, rows.facts.hidden, dim=1) if self.version == 1 else [one.inputs]
+            ids, *layers = copies.of(one.token_ids, *inputs, one.last)
+            content: dict[str, Any] = {"input_ids": ids, "loss_mask": one.loss_mask.long()}
             if self.version == 1:
-                layers = torch.split(one.inputs, rows.facts.hidden, dim=1)
-                content["hidden_states"] = [owned(layer) for layer in (*layers, one.last)]
+                content["hidden_states"] = layers
             else:
-                content |= {"hidden_state": owned(one.inputs), "target": owned(one.last)}
+                content["hidden_state"], content["target"] = layers
             with saved(directory / f"data_{index}.pt") as file:
                 save_dict(content, file)
 

@@ -25,7 +25,7 @@ PEER_specforge   := specforge==0.2.0
 PEER_modelopt    := nvidia-modelopt==0.47.0
 PEER_STAMPS := $(PEERS:%=.venv-%/.installed)
 
-.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers speculators-versions interop vllm test-vllm
+.PHONY: help demo test check bench clean sglang test-sglang sglang-0.5.21 peers speculators-versions sglang-versions interop vllm test-vllm
 help:
 	@echo "make demo    train and run a draft head for a real model on this machine (<= 20 minutes)"
 	@echo "make test    the whole test suite        make check   ruff, mypy --strict"
@@ -89,6 +89,12 @@ $(SPECULATORS_STAMPS): build/speculators/%/.installed: | .venv-speculators/.inst
 
 peers: $(PEER_STAMPS)
 speculators-versions: $(SPECULATORS_STAMPS)
+
+# The source of older SGLang versions, for tests/interop/test_sglang_ids.py: 90 MB.
+build/sglang/.fetched: tests/interop/sglang_versions.py | $(STAMP)
+	$(BIN)/python tests/interop/sglang_versions.py
+	@touch $@
+sglang-versions: build/sglang/.fetched
 
 # Ours beside vLLM, which has its environment as a peer.
 VLLM_STAMP := .venv-vllm/.ours

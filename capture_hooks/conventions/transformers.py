@@ -141,7 +141,7 @@ class TransformersSelected(TransformersHiddenStates):
     versions = "5.24"
     key = "output_hidden_states"
     source = "transformers/utils/output_capturing.py:247-279 (resolve_hidden_states_indices)"
-    limits = "The un-normed output of the last layer is not among them; a bare 0 is false, and selects nothing."
+    limits = "The un-normed end of the stream is not among them; a bare 0 is false, and selects nothing."
     order: ClassVar[Order] = "depth"
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:

@@ -149,6 +149,7 @@ TODAY: Final[tuple[Convention, ...]] = (
         "srt/models/qwen4_exp.py:2152-2173 (returns hidden_states, hc_hidden_states)",
         "Nothing is expressible: the model carries several streams.",
         why="these models carry several residual streams, and hand those over whatever the ids",
+        rank="read",
     ),
     since(
         *(Never, "sglang.none", "0.5.9 to 0.5.23", ()),

@@ -6,17 +6,16 @@ import functools
 import hashlib
 import inspect
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import peer
 import torch
+from typer.testing import CliRunner
 
 from capture_hooks import CaptureSpec
+from capture_hooks.cli.app import build
 from capture_hooks.testing import tiny
 
 BUILD = peer.ROOT / "build" / "real-heads"
@@ -78,12 +77,17 @@ def head(name: str) -> Path:
 
 
 @functools.cache
-def converted(name: str) -> Path:
-    """That head as one of ours, by ``capture-hooks convert``; anew in each process."""
-    raw, library = head(name), RECIPES[name].library
-    home = BUILD / "converted" / name
-    words = ["--to", "capture-hooks", "--target", str(target()), "--written-for", library]
-    capture_hooks("convert", raw, home, *words, "--data", target() / "talks.jsonl", "--overwrite")
+def converted(name: str, written_for: str | None = None) -> Path:
+    """That head as one of ours, by ``capture-hooks convert``; anew in each process.
+
+    Args:
+        name: of the recipe.
+        written_for: who is said to have written it; the library that did, if None.
+    """
+    written_for = written_for or RECIPES[name].library
+    home = BUILD / "converted" / f"{name}-by-{written_for}"
+    words = ["--to", "capture-hooks", "--target", target(), "--written-for", written_for, "--overwrite"]
+    capture_hooks("convert", head(name), home, *words, "--data", target() / "talks.jsonl")
     return home
 
 
@@ -173,9 +177,9 @@ def _tokenizer():
 
 def capture_hooks(*words) -> str:
     """The command's output."""
-    line = [sys.executable, "-c", "from capture_hooks.cli import main; main()", *map(str, words)]
-    done = subprocess.run(line, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stdout + done.stderr
+    line = [*map(str, words)]
+    done = CliRunner().invoke(build(line), line)
+    assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
     return done.stdout
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.diagnosis.explain import Asked, Row, Verdict, explain_head
@@ -300,6 +301,16 @@ def test_a_head_against_its_target(raw_head, target, theirs, check, words):
     assert check in by, sorted(by)
     if check != "inputs.fed":
         assert words in by[check].what
+
+
+def test_rope_scaling_takes_the_place_of_rope_parameters_as_in_transformers(raw_head, target):
+    both = {
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    assert LlamaConfig.from_dict(both).rope_parameters["rope_type"] == "yarn"
+    by = against(raw_head(nested=[1, 5, 8], config=both), target(rope_theta=10000.0))
+    assert "the head's RoPE scaling is yarn, and the target's is default" in by["rope.scaling"].what
 
 
 def test_a_target_of_the_same_rope_raises_nothing(raw_head, target):

@@ -164,6 +164,12 @@ def test_a_gzip_bomb_is_refused_before_it_fills_memory(tmp_path, target):
     refused(directory, target, "unpacks to more than 20 times its size", directory / "data_1.ckpt.gz")
 
 
+def test_a_pipe_or_a_device_among_the_files_is_refused(tmp_path, target):
+    path = saved(tmp_path / "d", features())
+    (path.parent / "zeros.ckpt").symlink_to("/dev/zero")
+    refused(path.parent, target, "is no regular file", path.parent / "zeros.ckpt")
+
+
 def test_a_tensor_that_claims_more_than_the_file_holds_is_refused(tmp_path, target):
     huge = torch.zeros(1).expand(1, 5, 2**40)
     path = saved(tmp_path / "d", features(aux_hidden_state=huge))

@@ -30,12 +30,14 @@ class FileSource(ABC):
     """A `Source` over files in the order given; all must hold states of one dtype and width.
 
     Raises:
-        StoreError: there is no file, or the first is damaged.
+        StoreError: there is no file, one is a pipe or a device, or the first is damaged.
     """
 
     def __init__(self, directory: Path, files: Sequence[Path]) -> None:
         if not files:
             raise StoreError(f"{directory} holds no file of this format")
+        if strange := next((path for path in files if not path.is_file()), None):
+            raise StoreError(f"{strange} is no regular file; a pipe or a device could be read for ever")
         self.directory, self.files = directory, files
         first = self._read(files[0])
         self.facts = Facts(

@@ -35,12 +35,12 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
 def rope_of(config: Mapping[str, Any]) -> tuple[float | None, str, Mapping[str, Any]]:
     """Base, kind of scaling (``"default"`` for none) and settings, as transformers 5 reads a config.
 
-    ``rope_parameters`` comes first, then ``rope_scaling`` with the top-level ``rope_theta``.  The base is
-    None where neither says it.
+    ``rope_scaling`` takes the place of ``rope_parameters`` where both are there (5.19 to 5.24,
+    ``modeling_rope_utils.py``, ``rope_scaling or self.rope_parameters``).  A base in the settings comes
+    before the top-level ``rope_theta``; it is None where neither says it.
     """
-    parameters = config.get("rope_parameters")
-    settings = parameters if isinstance(parameters, Mapping) and parameters else config.get("rope_scaling")
-    settings = settings if isinstance(settings, Mapping) else {}
+    spellings = (config.get("rope_scaling"), config.get("rope_parameters"))
+    settings = next((said for said in spellings if isinstance(said, Mapping) and said), {})
     theta = settings.get("rope_theta", config.get("rope_theta"))
     kind = settings.get("rope_type", settings.get("type", "default"))
     number = float(theta) if isinstance(theta, int | float) and not isinstance(theta, bool) else None

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from peer import ROOT, Peer, PeerError, interpreter
 
 from capture_hooks import Point
 from capture_hooks.conventions import convention_for
 from capture_hooks.errors import ConventionError
-from tests.interop.peer import ROOT, Peer, PeerError, interpreter
 
 FAMILIES = ("deepseek_v2", "gemma3_text", "gpt_oss", "llama", "qwen3", "qwen3_moe")
 BUILD = """

@@ -10,7 +10,9 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,15 +97,26 @@ def gone(processes):
     return [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
 
 
-def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, tmp_path):
+@pytest.fixture
+def temporary():
+    """A directory for temporary files whose path leaves room for the sockets that vLLM puts there."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, temporary):
     model = make_target(folder / "llama", "llama", max_position_embeddings=CONTEXT)
     out = folder / "killed"
     command = [*CLI, "dump", "--engine", "vllm"]
     command += ["--model", str(folder / "llama"), "--spec", str(SPEC), "--data", str(folder / "data.jsonl")]
     command += ["--out", str(out), "--shard-tokens", str(SHARD), "--"]
     command += [*FLAGS, "--max-num-batched-tokens", str(CHUNK)]
+    places = [temporary / name for name in ("first", "again")]
+    for place in places:
+        place.mkdir()
+    environment = {**os.environ, "TMPDIR": str(places[0])}
     with (folder / "first.log").open("wb") as log:
-        first = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        first = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
     while first.poll() is None and not ((out / "manifest.json").exists() and Manifest.read(out).shards):
         time.sleep(0.005)
     started = psutil.Process(first.pid).children(recursive=True)
@@ -113,11 +126,11 @@ def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, 
     assert gone(started)
     assert not Manifest.read(out).complete
     # What the second one leaves in the directory for temporary files is nothing.
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(places[1])}
     again = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "tokens are there already" in again.stdout
-    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")] == []
+    assert [path.name for path in places[1].iterdir() if not path.name.startswith("torchinductor")] == []
     check_equal(Dump.open(out, SPEC, verify=True), embedded(folder, model, SPEC))
 
 

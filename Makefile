@@ -110,7 +110,7 @@ test-vllm: $(VLLM_STAMP) build/smollm2/config.json
 		tests/engines/test_vllm_*.py plugins/capture-hooks-vllm
 
 INTEROP ?= tests/interop
-interop: $(STAMP) $(PEER_STAMPS) $(SPECULATORS_STAMPS) $(SGLANG_STAMP) $(VLLM_STAMP)
+interop: $(STAMP) $(PEER_STAMPS) $(SPECULATORS_STAMPS) $(SGLANG_STAMP) $(VLLM_STAMP) build/sglang/.fetched
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile $(INTEROP)
 
 # The last version whose llama hands on (hidden, residual): its anatomy against transformers, family by family.

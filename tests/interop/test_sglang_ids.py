@@ -57,13 +57,13 @@ STREAMS = {
 }
 
 
-@settings(deadline=None, max_examples=1500)
-@given(data=st.data())
 def test_every_version_at_which_a_rule_changed_is_compared(sglang_versions: list[str]) -> None:
     if missing := set(VERSIONS) - set(sglang_versions):
         pytest.skip(f"not compared, for their sources are not here (make sglang-versions): {sorted(missing)}")
 
 
+@settings(deadline=None, max_examples=1500)
+@given(data=st.data())
 def test_eagle3_ids(data, sglang, sglang_versions, sglang_families) -> None:
     version = data.draw(st.sampled_from(sglang_versions))
     family = data.draw(st.sampled_from(sorted(sglang_families)))

@@ -46,7 +46,8 @@ def load_head(
             must name the same states in the same order.
         written_for: the library or convention that its layer ids were written for, such as "specforge".  A
             head without a capture section needs one of the two, except in speculators' layout.
-        inputs: the same states in the order wanted; the head's columns and norms are moved to it.
+        inputs: the same states in the order wanted, to which the head's columns and norms are moved, and the
+            point whose logits it shall learn on: no head computes anything from that.
         settings: of the objective, for a head of another library (ours keeps its own).
         accept_unverified: take a convention that was only read in its library's source.
         check_witness: show the target the witness's tokens and compare its states.
@@ -172,15 +173,15 @@ def _restore(
 
 
 def _in_order_of(wanted: CaptureSpec | None, head: DraftHead, anatomy: Anatomy, where: str) -> DraftHead:
-    """The same head, its inputs in the order of ``wanted``."""
-    if wanted is None or wanted.inputs == head.spec.inputs:
+    """The same head, its inputs in the order of ``wanted`` and learning the logits of its target point."""
+    if wanted is None or wanted == head.spec:
         return head
     ours = head.spec.resolve(anatomy.n_layers, anatomy.split_boundaries).inputs
     theirs = wanted.resolve(anatomy.n_layers, anatomy.split_boundaries).inputs
     if set(ours) != set(theirs):
         raise HeadError(f"{where} eats {head.spec}, and {wanted} was asked for; these are other states")
     tensors, config = head.export([ours.index(site) for site in theirs])
-    spec = CaptureSpec(wanted.absolute(anatomy.n_layers).inputs, head.spec.target)
+    spec = wanted.absolute(anatomy.n_layers)
     return _restore(head.name, tensors, config, spec, range(len(spec)), anatomy)
 
 

@@ -113,7 +113,11 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
 
 
 def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | None:
-    """The head to start from, in whichever layout, its inputs in the dump's order."""
+    """The head to start from, in whichever layout, its inputs in the dump's order.
+
+    What it learns is the dump's target point, whatever it learned before: the logits of the final norm and
+    of the un-normed end of the stream are the same, since the readout norms the latter.
+    """
     if config.init_from is None:
         return None
     own = "capture" in read_config(Path(config.init_from))
@@ -131,8 +135,8 @@ def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | Non
         settings=config.head_config,
         accept_unverified=config.accept_unverified,
     )
-    if own and asked is not None and asked.absolute(head.target_layers) != head.spec:
-        raise TrainingError(f"{config.init_from} eats {head.spec}, but {asked} was asked for")
+    if asked is not None:
+        _check_asked(asked.absolute(head.target_layers), head, own, config.init_from)
     if config.draft_vocab is not None and config.draft_vocab != len(head.draft_token_ids):
         raise TrainingError(
             f"{config.init_from} drafts {len(head.draft_token_ids)} tokens, but a draft vocabulary of "
@@ -141,6 +145,15 @@ def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | Non
     if head.name != config.head:
         raise TrainingError(f"{config.init_from} is a head of kind {head.name}, not {config.head}")
     return head
+
+
+def _check_asked(asked: CaptureSpec, head: DraftHead, own: bool, where: str) -> None:
+    """Check ``--spec``; for another library's head its inputs have told what the file's columns are."""
+    if own and asked.inputs != head.spec.inputs:
+        raise TrainingError(f"{where} eats {head.spec}, but {asked} was asked for")
+    # final_norm is also what a spec says that names no target point.
+    if str(asked.target) != "final_norm" and asked.target != head.spec.target:
+        raise TrainingError(f"{where} would learn from {head.spec.target}, but {asked.target} was asked for")
 
 
 def _spec(anatomy: Anatomy, data: Data, config: TrainConfig, start_from: DraftHead | None) -> CaptureSpec:

@@ -21,6 +21,9 @@ RESUMABLE: Final = frozenset({"steps", "epochs", "max_minutes", "evaluations", "
 _POSITIVE: Final = ("steps", "epochs", "max_minutes", "lr", "batch_tokens", "accumulate", "max_length",
                     "draft_vocab", "save_minutes", "save_steps", "log_steps")  # fmt: skip
 
+#: Settings of a head that say where fresh weights start.
+_FRESH: Final = ("init_layer", "lm_head_init", "norm_init")
+
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
@@ -32,7 +35,8 @@ class TrainConfig:
         spec: capture spec as text; None takes the dump's, or the field's default layers for live capture.
         draft_vocab: tokens the head can draft; None takes the target's whole vocabulary.
         init_from: a head to start from, in any library's layout; it then decides draft vocabulary and states
-            (a dump decides their order).  In another library's, ``spec`` is the order of its ``fc`` columns.
+            (a dump decides their order and the point whose logits are learnt).  In another library's layout,
+            ``spec`` is the order of its ``fc`` columns.
         written_for: the library or convention that the layer ids of ``init_from`` were written for.
         accept_unverified: take such a convention also if it was only read in the library's source.
         steps, epochs, max_minutes: the run ends at the first of those given.
@@ -100,6 +104,12 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not low <= value < high:
                 raise TrainingError(f"{name} must be at least {low} and less than {high}, not {value}")
+        fresh = [name for name in _FRESH if self.init_from and self.head_config.get(name) is not None]
+        if fresh:
+            raise TrainingError(
+                f"{', '.join(fresh)} (--init-from-target sets init_layer) says where a fresh head starts, "
+                f"and the weights of {self.init_from} would start from the file; give one of the two"
+            )
         if self.optimizer != "adamw" and "optim" in self.trainer_args:
             raise TrainingError(
                 f"optimizer={self.optimizer} and trainer_args optim={self.trainer_args['optim']} are two "

@@ -100,6 +100,35 @@ def test_its_first_loss_is_the_heads_own(target, dump, examples, published, layo
     assert float(loss(setup.head, of(batch["states"]))) == pytest.approx(float(wanted), rel=1e-5)
 
 
+@pytest.mark.parametrize("layout", WRITTEN_FOR)
+def test_the_dump_says_which_point_is_learnt(target, examples, dump, published, layout, tmp_path):
+    """speculators and ModelOpt dump the last state before the final norm; the readout norms it."""
+    unnormed = CaptureSpec(SHUFFLED.inputs, CaptureSpec.parse("embed -> post.7").target)
+    write_dump(target, unnormed, examples, tmp_path / "dump")
+    setups = [
+        prepare(target, data, config(published, layout)) for data in (dump, Dump.open(tmp_path / "dump"))
+    ]
+    assert setups[1].head.spec == unnormed
+    losses = [
+        loss(s.head, TrainBatch(**pack([s.train[i] for i in range(len(s.train.pieces))]))) for s in setups
+    ]
+    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-5)
+    asked = str(CaptureSpec(SPEC.inputs, unnormed.target))
+    if layout == "eagle":
+        chosen = config(published, layout, written_for=None, spec=asked)
+        assert prepare(target, examples, chosen).head.spec == CaptureSpec.parse(asked)
+        with pytest.raises(TrainingError, match=r"learn from final_norm, but post\.7 was asked for"):
+            prepare(target, dump, chosen)
+    train(target, Dump.open(tmp_path / "dump"), config(published, layout), out=tmp_path / "head")
+    assert load_head(tmp_path / "head", target).spec == unnormed
+
+
+@pytest.mark.parametrize("settings", [{"init_layer": -1}, {"lm_head_init": "random"}, {"norm_init": 0.3}])
+def test_weights_start_from_one_place(published, settings):
+    with pytest.raises(TrainingError, match=f"{next(iter(settings))}.*would start from the file"):
+        config(published, "eagle", head_config=settings)
+
+
 def test_a_speculators_head_is_fine_tuned(target, dump, published, tmp_path):
     settings = {"steps": 3, "feature_noise": 0.0, "train_lm_head": True}
     tuned = config(published, "speculators", steps=30, lr=1e-2, head_config=settings)

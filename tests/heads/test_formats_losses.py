@@ -1,6 +1,7 @@
 """What a conversion cannot keep, cannot know or must not guess."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -118,6 +119,44 @@ def test_ids_of_another_key_that_disagree(source, go):
     done = refused(go, r"= \[1, 3, 5\] means pre\.1, pre\.3, pre\.5 to vllm, and not post\.1", place)
     assert done.spec == SPEC
     refused(go, r"means pre\.1, pre\.3, pre\.5 to vllm", place, written_for=None, spec=SPEC, overwrite=True)
+
+
+@pytest.mark.parametrize("written_for", [None, "sglang"])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_spec_says_the_order_of_ids_that_do_not_ascend(source, go, target, order, written_for):
+    """The same head, its columns in any order: ids that name the same states are no contradiction."""
+    ascending = source()
+    wanted = load_file(ascending / "model.safetensors")
+
+    def shuffled(config):
+        for place in (config["eagle_config"], config):
+            place[KEY] = [place[KEY][index] for index in order]
+
+    columns = torch.cat([wanted["fc.weight"][:, 32 * i : 32 * i + 32] for i in order], 1)
+    place = source(change=shuffled, tensors={"fc.weight": columns.contiguous()})
+    spec = CaptureSpec(tuple(SPEC.inputs[index] for index in order))
+    done = go(place, to="eagle", written_for=written_for, spec=spec)
+    assert done.losses == ()
+    assert len([note for note in done.notes if "in another order" in note]) == (
+        0 if order == (0, 1, 2) else 2
+    )
+    assert torch.equal(load_file(done.destination / "model.safetensors")["fc.weight"], wanted["fc.weight"])
+    assert open_head(done.destination).ids == {KEY: [2, 4, 6], f"eagle_config.{KEY}": [1, 3, 5]}
+
+
+def test_the_spec_may_order_ids_that_ascend_but_not_name_other_states(source, go):
+    place = source()
+    spec = CaptureSpec.parse("post.5, post.1, pre.4")
+    assert go(place, written_for=None, spec=spec).losses == ()
+    refused(
+        go, "means post.1, post.3, post.5 to sglang", place, written_for=None, overwrite=True,
+        spec=CaptureSpec.parse("post.5, post.1, post.2"),
+    )  # fmt: skip
+    place = source(change=lambda c: (c["eagle_config"].update({KEY: [5, 1, 3]}), c.pop(KEY)))
+    with pytest.raises(
+        HeadError, match=r"mean post\.1, post\.3, post\.5, and the spec given is post\.5, post"
+    ):
+        go(place, spec=CaptureSpec.parse("post.5, post.1, post.2"), overwrite=True)
 
 
 def test_ids_that_cannot_be_written(source, go, about):

@@ -46,12 +46,12 @@ def inputs_of(
     absolute = spec.absolute(target.n_layers) if spec is not None else None
     if name is None:
         assert absolute is not None
-        return absolute, _contradictions(raw, target, absolute.inputs, None), ()
+        return absolute, *_contradictions(raw, target, absolute, absolute.inputs, None)
     chosen = chosen_convention(name, target.family, unverified)
     key = _key(chosen, raw)
     if key in raw.ids:
-        points = chosen.to_points(_list(raw.ids[key], key, raw), target.n_layers)
-        notes: tuple[str, ...] = ()
+        points, ordered = _meant(chosen, _list(raw.ids[key], key, raw), target, absolute)
+        notes: tuple[str, ...] = () if ordered else (_other_order(key, raw.ids[key]),)
     elif raw.ids:
         keys = ", ".join(raw.ids)
         raise HeadError(
@@ -68,9 +68,10 @@ def inputs_of(
     else:
         points = chosen.default(target.n_layers).points
         notes = (f"it lists no layer ids; {chosen.name}'s default was taken: {_said(points)}",)
-    found = CaptureSpec(points)
+    found = CaptureSpec(points) if absolute is None else CaptureSpec(points, absolute.target)
     _check_same(found, absolute, target, f"{raw.directory}: to {chosen.name} its {key} mean")
-    return found, _contradictions(raw, target, points, key), notes
+    contradictions, others = _contradictions(raw, target, absolute, points, key)
+    return found, contradictions, (*notes, *others)
 
 
 def chosen_convention(name: str, family: str, unverified: bool) -> Convention:
@@ -100,29 +101,66 @@ def _key(chosen: Convention, raw: RawHead) -> str:
 
 
 def _contradictions(
-    raw: RawHead, target: Target, points: Sequence[Point], used: str | None
-) -> tuple[str, ...]:
-    """Ids under other keys that mean other states to whoever reads them there."""
+    raw: RawHead, target: Target, spec: CaptureSpec | None, points: Sequence[Point], used: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Ids under other keys that mean other states to whoever reads them there, and those in another order.
+
+    Where the user has said the order (``spec``), ids need only name the same states: they are written anew.
+    """
     nested = "eagle_config." + VLLM_KEY
     found = [
         f"{key} = {ids!r} lists layers for another kind of head, and was left out"
         for key, ids in raw.ids.items()
         if key not in (used, nested, VLLM_KEY)
     ]
+    notes = []
     for key, reader in ((nested, "sglang"), (VLLM_KEY, "vllm")):
         ids = raw.ids.get(key)
         if ids is None or key == used or is_refusal(ids):
             continue
         try:
-            meant = convention_for(reader, target.family, key).to_points(
-                _list(ids, key, raw), target.n_layers
-            )
+            convention = convention_for(reader, target.family, key)
+            meant, ordered = _meant(convention, _list(ids, key, raw), target, spec)
         except ConventionError as error:
             found.append(f"{key} = {ids!r} means nothing to {reader}: {error}")
             continue
         if not same_points(tuple(meant), tuple(points), target.n_layers):
-            found.append(f"{key} = {ids} means {_said(meant)} to {reader}, and not {_said(points)}")
-    return tuple(found)
+            if spec is None or not _same_states(meant, points, target):
+                found.append(f"{key} = {ids} means {_said(meant)} to {reader}, and not {_said(points)}")
+                continue
+            ordered = False
+        if not ordered:
+            notes.append(_other_order(key, ids))
+    return tuple(found), tuple(notes)
+
+
+def _meant(
+    convention: Convention, ids: list[int], target: Target, spec: CaptureSpec | None
+) -> tuple[tuple[Point, ...], bool]:
+    """The states that ids mean, and whether in the order of the ids.
+
+    Servers concatenate by depth, so that most conventions refuse ids that do not ascend.  They still name
+    states, and where ``spec`` lists the same ones, its order is theirs.
+
+    Raises:
+        ConventionError: they mean nothing.
+    """
+    try:
+        return tuple(convention.to_points(ids, target.n_layers)), True
+    except ConventionError:
+        if spec is None or any(type(number) is not int for number in ids) or sorted(ids) == ids:
+            raise
+    meant = tuple(convention.to_points(sorted(ids), target.n_layers))
+    return (spec.inputs, False) if _same_states(meant, spec.inputs, target) else (meant, False)
+
+
+def _same_states(left: Sequence[Point], right: Sequence[Point], target: Target) -> bool:
+    sites = [sorted(repr(point.resolve(target.n_layers)) for point in points) for points in (left, right)]
+    return sites[0] == sites[1]
+
+
+def _other_order(key: str, ids: Any) -> str:
+    return f"{key} = {ids} names the states in another order than fc's columns have; the spec's was taken"
 
 
 def _ambiguous(raw: RawHead, target: Target) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -91,6 +92,102 @@ def test_a_sliding_window_reaches_who_honours_it(source, go, target):
     )  # fmt: skip
     with pytest.raises(HeadError, match="cannot be used as it is: its draft attends to everything"):
         load_head(place, target)
+
+
+def scaled(**settings):
+    """RoPE settings in the place of the default ones; transformers' spelling."""
+
+    def change(config):
+        rope = {
+            **config["rope_parameters"],
+            "factor": 2.0,
+            "original_max_position_embeddings": 64,
+            **settings,
+        }
+        config["rope_parameters"] = rope
+        config["rope_scaling"] = {k: v for k, v in rope.items() if k != "rope_theta"}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"partial_rotary_factor": 0.5}, r"SGLang and vLLM turn that part of each attention head's channels"),
+        ({"rotary_pct": 0.25}, "vLLM turns that part"),
+        ({"rotary_emb_fraction": 0.25}, "vLLM turns that part"),
+        ({"rotary_emb_base": 5e5}, r"and rope_theta 10000\.0: vLLM takes either"),
+        ({"rope_is_neox_style": False}, "SGLang turns neighbouring channels together"),
+        ({"bias": True}, "give the attention's projections biases"),
+        ({"is_causal": False}, "vLLM attends to later tokens too"),
+        ({"logit_scale": 0.5}, "vLLM multiplies the logits by it"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "take the weights for quantised ones"),
+        (scaled(partial_rotary_factor=0.5), r"rope_parameters\.partial_rotary_factor is 0\.5"),
+        (scaled(rope_dim=4), "vLLM turns so many"),
+        (scaled(use_fope=True), "vLLM takes Fourier"),
+        (scaled(rope_type="yarn", attn_factor=2.0), "SGLang multiplies cosines and sines"),
+        (scaled(rope_type="yarn", extrapolation_factor=2.0), "SGLang scales the ramp"),
+    ],
+)
+def test_what_servers_compute_and_our_head_does_not(source, go, target, change, words):
+    place = source(change=change if callable(change) else lambda config: config.update(change))
+    done = go(place, to="eagle")
+    assert any(re.search(words, note) for note in done.notes)
+    assert done.losses == ()
+    refused(go, words, place, to="capture-hooks", model=target, overwrite=True)
+    with pytest.raises(HeadError, match=f"cannot be used as it is: .*{words}"):
+        load_head(place, target, written_for="sglang")
+
+
+def test_rope_settings_that_our_head_computes(source, go, target):
+    """Values that change nothing are no loss, nor is YaRN; types that each reader computes by itself are."""
+    quiet = {"partial_rotary_factor": 1.0, "rope_is_neox_style": True, "bias": None, "logit_scale": 1}
+    assert go(source(change=lambda c: c.update(quiet)), to="capture-hooks", model=target).losses == ()
+    place = source(change=scaled(rope_type="yarn"))
+    assert go(place, to="capture-hooks", model=target, overwrite=True).losses == ()
+    for kind in ("dynamic", "longrope", "proportional"):
+        with pytest.raises(HeadError, match=f"rope_type is '{kind}': which frequencies that is"):
+            go(source(change=scaled(rope_type=kind)), to="capture-hooks", model=target, overwrite=True)
+
+    def outer(config):
+        scaled(rope_type="yarn")(config)
+        config["original_max_position_embeddings"] = 32
+
+    with pytest.raises(HeadError, match="is 32, and 64 in the RoPE settings: SGLang scales by the former"):
+        go(source(change=outer), to="capture-hooks", model=target, overwrite=True)
+
+
+def test_an_activation_that_no_server_has(source, go, target):
+    place = source(change=lambda c: c.update(hidden_act="gelu"))
+    assert any("refuse a draft with anything but silu" in note for note in go(place, to="modelopt").notes)
+    with pytest.raises(HeadError, match="hidden_act = 'gelu'"):
+        go(place, to="capture-hooks", model=target, overwrite=True)
+
+
+@pytest.mark.parametrize("to", ["eagle", "modelopt", "speculators", "capture-hooks"])
+def test_a_tensor_that_no_reader_has_a_place_for(source, go, target, to):
+    stray = "layers.7.mlp.up_proj.weight"
+    place = source(tensors={"weird": torch.ones(3), stray: torch.ones(3, 3)})
+    options = {"to": to, "model": target if to == "capture-hooks" else None}
+    words = rf"{stray} is of layer 7, and its config has 1 \(num_hidden_layers\)"
+    done = refused(go, words, place, **options)
+    assert any("the tensor weird has no place in it" in loss for loss in done.losses)
+    assert not {"weird", stray} & load_file(done.destination / "model.safetensors").keys()
+
+
+def test_scales_of_quantised_weights_go_where_servers_read_them(source, go):
+    scale = "midlayer.mlp.up_proj.weight_scale"
+    place = source(tensors={scale: torch.ones(1)}, change=lambda c: c.update(quantization_config={"a": 1}))
+    done = go(place, to="modelopt")
+    assert "layers.0.mlp.up_proj.weight_scale" in load_file(done.destination / "model.safetensors")
+    refused(go, f"the tensor {scale} has no place", place, overwrite=True)
+    refused(
+        go,
+        f"the tensor {scale} has no place",
+        source(tensors={scale: torch.ones(1)}),
+        to="eagle",
+        overwrite=True,
+    )
 
 
 def test_a_tensor_of_another_kind_of_head(source, go):

@@ -18,8 +18,9 @@ from ..contract import DraftHead
 from ..readout import readout_of
 from ..saving import SaveReport, write_head
 from ..witness import make_witness
+from .arithmetic import beyond_ours
 from .draft import CONVERSION, Draft
-from .plain import conversion, flags_of, named, no_norm, unknown_tensors, window_of
+from .plain import conversion, flags_of, named, no_norm, no_place, unknown_tensors, window_of, without
 
 #: The provider of Llama-type EAGLE-3 drafts.
 _PROVIDER: Final = "eagle3"
@@ -28,14 +29,12 @@ _EMBEDDING: Final = "embed_tokens.weight"
 
 def cannot_say(draft: Draft) -> list[str]:
     """What our head does not compute, a sentence each."""
-    losses = [f"the tensor {name} has no place in it" for name in unknown_tensors(draft)]
+    losses = [no_place(name, draft) for name in unknown_tensors(draft)]
     if not draft.computes.norm_before_lm_head:
         losses.append(no_norm("capture-hooks"))
     if (window := window_of(draft)) is not None and window < draft.fields["max_position_embeddings"]:
         losses.append(f"its draft attends to everything, and this one to the last {window} tokens")
-    if draft.extras.get("logit_scale", 1.0) != 1.0:
-        losses.append(f"logit_scale is {draft.extras['logit_scale']!r}, and its draft has none")
-    return losses
+    return [*losses, *beyond_ours(draft)]
 
 
 def without_targets_embedding(draft: Draft, anatomy: Anatomy) -> Draft:
@@ -92,10 +91,7 @@ def restore(draft: Draft, anatomy: Anatomy, settings: Mapping[str, Any] | None =
 
 def tensors_of(draft: Draft) -> dict[str, Tensor]:
     """The tensors in our names."""
-    unknown = unknown_tensors(draft)
-    return {
-        n: t for n, t in named(draft, "midlayer", masks=True, both_norms=True).items() if n not in unknown
-    }
+    return named(without(draft, unknown_tensors(draft)), "midlayer", masks=True, both_norms=True)
 
 
 def write_ours(

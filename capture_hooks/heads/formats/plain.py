@@ -7,7 +7,8 @@ which it stops while starting; left out, it would take its default layers withou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from ...conventions import Convention
 from ...errors import ConventionError
 from ..config import rope_spellings
 from ..engines import VLLM_KEY, EngineStatement, sglang_ids, statements, vllm_ids
+from .arithmetic import reader_notes
 from .draft import CONVERSION, Draft, Written
 from .shapes import shapes
 
@@ -37,7 +39,9 @@ def write_plain(
         masks: whether ``t2d`` is written beside ``d2t``.
         own: keys of ``eagle_config`` that the layout alone has.
     """
-    losses: list[str] = []
+    homeless = [name for name in unknown_tensors(draft) if not _of_another_kind(name, draft)]
+    losses = [f"{no_place(name, draft)}; vLLM refuses a file that holds it" for name in homeless]
+    draft = without(draft, homeless)
     found = engine_statements(draft)
     by_engine = {statement.engine: statement for statement in found}
     try:
@@ -111,6 +115,31 @@ def unknown_tensors(draft: Draft) -> list[str]:
     return sorted(name for name in draft.tensors if name not in known and name != "norm.weight")
 
 
+def without(draft: Draft, names: Collection[str]) -> Draft:
+    """The same head without some tensors."""
+    return dataclasses.replace(draft, tensors={n: t for n, t in draft.tensors.items() if n not in names})
+
+
+def no_place(name: str, draft: Draft) -> str:
+    """Why a tensor is lost."""
+    layers, number = draft.fields["num_hidden_layers"], name.removeprefix("layers.").partition(".")[0]
+    if name.startswith("layers.") and number.isdigit() and int(number) >= layers:
+        return f"the tensor {name} is of layer {number}, and its config has {layers} (num_hidden_layers)"
+    return f"the tensor {name} has no place in it"
+
+
+def _of_another_kind(name: str, draft: Draft) -> bool:
+    """Whether a server has a place for a tensor that a plain head lacks.
+
+    Those are P-EAGLE's mask, what a quantised weight needs, and fc's bias (SGLang's alone).  vLLM's
+    ``AutoWeightsLoader`` refuses any other ("There is no module or parameter named"), and SGLang passes over
+    it (vLLM 0.32.0 and SGLang 0.5.23, ``llama_eagle3.py``, ``load_weights``).
+    """
+    known = {known for known, _ in shapes(draft.fields, draft.computes, len(draft.points))}
+    quantised = "quantization_config" in draft.extras and name.rpartition(".")[0] + ".weight" in known
+    return quantised or name in ("mask_hidden", "fc.bias")
+
+
 def engine_statements(draft: Draft) -> tuple[EngineStatement, ...]:
     """What each engine would make of the head, from its points and norms."""
     fields = {**draft.fields, **flags_of(draft)}
@@ -154,6 +183,7 @@ def _fields(draft: Draft) -> dict[str, Any]:
 def _wrong(draft: Draft, found: tuple[EngineStatement, ...]) -> list[str]:
     """The engines that read this layout and would compute something else."""
     notes = [str(statement) for statement in found if not statement.right and statement.engine != "embedded"]
+    notes += reader_notes(draft)
     window = window_of(draft)
     if window is not None:
         notes.append(

@@ -5,15 +5,25 @@ The Llama fields are nested, flags and ids stand at the top, and a section names
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Final
 
 from ...conventions import Convention
 from ...errors import ConventionError
 from ..config import rope_spellings
 from . import keys
+from .arithmetic import reader_notes
 from .draft import CONVERSION, Draft, Written
-from .plain import conversion, dtypes, engine_statements, flags_of, named, no_norm, unknown_tensors
+from .plain import (
+    conversion,
+    dtypes,
+    engine_statements,
+    flags_of,
+    named,
+    no_norm,
+    no_place,
+    unknown_tensors,
+    without,
+)
 
 _VERSION: Final = "0.9.0"
 #: Drafts whose decoder layer it has (``models/eagle3/model_definitions.py``); qwen3 adds norms of q and k.
@@ -23,7 +33,7 @@ _KINDS: Final = ("llama",)
 def write_speculators(draft: Draft, convention: Convention) -> Written:
     """A head in speculators' layout."""
     unknown = unknown_tensors(draft)
-    losses = [f"the tensor {name} has no place in it" for name in unknown]
+    losses = [no_place(name, draft) for name in unknown]
     try:
         ids: list[int] | None = convention.from_points(draft.points, draft.target.n_layers)
     except ConventionError as error:
@@ -40,8 +50,7 @@ def write_speculators(draft: Draft, convention: Convention) -> Written:
         losses.append("its fc has no bias")
     if "quantization_config" in draft.extras:
         losses.append("its reader knows no quantised draft")
-    kept = {name: tensor for name, tensor in draft.tensors.items() if name not in unknown}
-    tensors = named(dataclasses.replace(draft, tensors=kept), "layers.0", masks=True, both_norms=False)
+    tensors = named(without(draft, unknown), "layers.0", masks=True, both_norms=False)
     layer = {name: fields[name] for name in (*keys.SIZES, *keys.TOKENS) if name != "model_type"}
     config: dict[str, Any] = {
         "architectures": ["Eagle3DraftModel"],
@@ -66,6 +75,7 @@ def write_speculators(draft: Draft, convention: Convention) -> Written:
     if draft.eagle_extras:
         config["eagle_config"] = dict(draft.eagle_extras)
     notes = [str(found) for found in engine_statements(draft) if found.engine == "vllm" and not found.right]
+    notes += reader_notes(draft)
     if not config["speculators_config"]["verifier"]["name_or_path"]:
         notes.append("speculators_config.verifier names no model, which training on needs: give --target")
     return Written(tensors, config, tuple(losses), tuple(notes))

@@ -44,7 +44,8 @@ FAULTS = [
         "vllm",
         "not set",
     ),
-    ("tensors.unknown", {"tensors": {"gate.weight": torch.ones(2)}}, "warning", "vllm", "gate.weight"),
+    ("tensors.unknown", {"tensors": {"gate.weight": torch.ones(2)}}, "wrong", "vllm", "gate.weight"),
+    ("tensors.unknown", {"tensors": {"gate.weight": torch.ones(2)}}, "warning", "sglang", "gate.weight"),
     ("tensors.fc_bias", {"tensors": {"fc.bias": torch.ones(8)}}, "wrong", "vllm", "bias"),
     ("tensors.bias", {"tensors": {"midlayer.mlp.up_proj.bias": torch.ones(12)}}, "wrong", "sglang", "biases"),
     (

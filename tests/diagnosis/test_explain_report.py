@@ -157,6 +157,13 @@ EXTRA = {
     "layers.1.input_layernorm.weight": torch.ones(8),
     "fc.bias": torch.ones(8),
 }
+#: The rest of a second draft layer.
+LAYER = {
+    **{f"layers.1.self_attn.{name}_proj.weight": torch.ones(8, 8) for name in "qkvo"},
+    **{f"layers.1.mlp.{name}_proj.weight": torch.ones(12, 8) for name in ("gate", "up")},
+    "layers.1.mlp.down_proj.weight": torch.ones(8, 12),
+    "layers.1.post_attention_layernorm.weight": torch.ones(8),
+}
 
 
 @given(
@@ -170,10 +177,12 @@ def test_own_heads_and_other_heads_are_judged_alike(raw_head, tmp_path, fields, 
     if fields["norm_before_fc"] and fields["fc_norm"]:
         fields["fc_norm"] = False
     tensors = {name: EXTRA[name] for name in extra}
+    two = any(name.startswith("layers.1.") for name in extra)
+    tensors |= LAYER if two else {}
     norms = {"input_norm.weight": torch.ones(8 * inputs)} if fields["norm_before_fc"] else {}
     norms |= {f"fc_norm.{i}.weight": torch.ones(8) for i in range(inputs)} if fields["fc_norm"] else {}
     points = [Point.post(k) for k in (1, 5, 8, 9)[:inputs]]
-    config = {**fields, "num_aux_hidden_states": inputs, "eagle_config": {}}
+    config = {**fields, "num_aux_hidden_states": inputs, "num_hidden_layers": 1 + two, "eagle_config": {}}
     config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [1, 5, 8, 9][:inputs]}
     config["eagle_aux_hidden_state_layer_ids"] = [2, 6, 9, 10][:inputs]
     name = f"head-{len(list(tmp_path.iterdir()))}"

@@ -211,8 +211,12 @@ def flag_rule(engine: str, draft: Draft, flag: str) -> FlagRule | None:
 
 
 def draft_of(engine: str, architectures: Any) -> Draft | None:
-    """The draft class that an engine makes of ``config["architectures"]``; None where it makes none."""
-    names = architectures if isinstance(architectures, list) else [architectures]
+    """The draft class that an engine makes of ``config["architectures"]``; None where it makes none.
+
+    A name outside a list is none: both servers look its letters up one by one (vLLM 0.32.0
+    ``transformers_utils/configs/eagle.py:60-69``, SGLang 0.5.23 ``srt/model_loader/utils.py:224-231``).
+    """
+    names = architectures if isinstance(architectures, list) else []
     known = ARCHITECTURES[engine]
     return next((known[name] for name in names if isinstance(name, str) and name in known), None)
 

@@ -7,7 +7,22 @@ from typing import Final
 
 from ..report import Finding, Row
 from ..subject import Subject
-from . import architecture, dumps, ids, inputs, norms, own, rope, tensors, vocabulary, weights, writers
+from . import (
+    architecture,
+    complete,
+    config,
+    dumps,
+    ids,
+    inputs,
+    names,
+    norms,
+    own,
+    rope,
+    tensors,
+    vocabulary,
+    weights,
+    writers,
+)
 
 Check = Callable[[Subject, Sequence[Row]], Iterator[Finding]]
 
@@ -16,10 +31,13 @@ CHECKS: Final[tuple[Check, ...]] = (
     ids.check,
     inputs.check,
     architecture.check,
+    config.check,
     norms.check,
     writers.check,
     vocabulary.check,
     weights.check,
+    names.check,
+    complete.check,
     tensors.check,
     rope.check,
     own.check,

@@ -13,42 +13,17 @@ from ..subject import Subject
 from .norms import trained_with
 from .seen import Seen, seen
 
-#: Everything that some reader of an EAGLE-3 head has a place for, by canonical name.
-_KNOWN: Final = re.compile(
-    r"(midlayer|layers\.\d+)\.(self_attn\.\w+|mlp\.\w+|hidden_norm|input_layernorm|post_attention_layernorm)"
-    r"\.(weight|bias|\w*scale\w*|qweight|qzeros|g_idx)"
-    r"|(fc|fc_norm\.\d+|input_norm|norm|lm_head|embed_tokens)\.(weight|bias|\w*scale\w*)"
-    r"|d2t|t2d|mask_hidden"
-)
 _LATER: Final = re.compile(r"layers\.([1-9]\d*)\.")
 _BIAS: Final = re.compile(r"(midlayer|layers\.\d+)\.(self_attn|mlp)\.\w+\.bias")
 
 
 def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
-    """Unknown names, norms without their flag, biases, and the norms of later draft layers."""
+    """Norms without their flag, biases, and the norms of later draft layers."""
     if subject.head is None:
         return
-    yield from _unknown(subject.head)
     yield from _norms(subject)
     yield from _later_layers(subject.head, seen(subject))
     yield from _biases(subject.head)
-
-
-def _unknown(head: RawHead) -> Iterator[Finding]:
-    strange = sorted(name for name in head.tensors if not _KNOWN.fullmatch(name))
-    if strange:
-        yield Finding(
-            check="tensors.unknown",
-            severity="warning",
-            engines=("sglang", "vllm"),
-            what=f"{len(strange)} tensor(s) that no EAGLE-3 draft class has: {', '.join(strange[:4])}"
-            + (", ..." if len(strange) > 4 else ""),
-            why="SGLang skips them without a word (its MLA class with a warning), so whatever they do in "
-            "training is not done; vLLM refuses to load",
-            do="find out what they are; remove them only if the head does without",
-            source=f"{cite('sglang', 'srt/models/llama_eagle3.py:370-378')}; "
-            f"{cite('vllm', 'model_executor/models/utils.py:443')}",
-        )
 
 
 def _norms(subject: Subject) -> Iterator[Finding]:

@@ -56,9 +56,12 @@ def _embedding(subject: Subject) -> Iterator[Finding]:
             do="compare it with the target's; if it differs, serve the head elsewhere",
             source=cite("sglang", "srt/speculative/eagle_worker_v2.py:363, srt/models/llama.py:910-924"),
         )
-    hidden_size = subject.head.fields.get("hidden_size")
-    if own is not None and type(hidden_size) is int and own.shape[-1:] != (hidden_size,):
-        yield _width("embed_tokens.weight", own.shape, f"hidden_size is {hidden_size}")
+    rows_, hidden_size = (subject.head.fields.get(name) for name in ("vocab_size", "hidden_size"))
+    sizes = type(rows_) is int and type(hidden_size) is int
+    if own is not None and sizes and own.shape != (rows_, hidden_size):
+        yield _width(
+            "embed_tokens.weight", own.shape, f"vocab_size and hidden_size ask for [{rows_}, {hidden_size}]"
+        )
 
 
 def _lm_head(subject: Subject) -> Iterator[Finding]:
@@ -66,34 +69,50 @@ def _lm_head(subject: Subject) -> Iterator[Finding]:
     fields, own = subject.head.fields, subject.head.tensors.get("lm_head.weight")
     draft, vocab = fields.get("draft_vocab_size"), fields.get("vocab_size")
     if own is None:
-        if draft is None:
-            yield Finding(
-                check="weights.lm_head",
-                severity="note",
-                engines=("sglang", "vllm"),
-                what="no lm_head and no draft_vocab_size: the target's output layer is shared",
-                why="that is what SGLang and vLLM do then; the head must have been trained with it",
-                do="",
-                source=cite("sglang", "srt/models/llama_eagle3.py:306-308"),
-            )
-        else:
-            yield Finding(
-                check="weights.lm_head",
-                severity="wrong",
-                engines=("sglang",),
-                what=f"no lm_head.weight, and draft_vocab_size is {draft}",
-                why="SGLang shares the target's only where draft_vocab_size is missing, and keeps an output "
-                "layer that was never loaded; vLLM shares the target's, if the sizes fit",
-                do="save the head with its lm_head, or remove draft_vocab_size where it equals vocab_size",
-                source=cite("sglang", "srt/models/llama_eagle3.py:303-316"),
-            )
+        yield from _shared(draft, vocab)
         return
+    if draft is None and "draft_vocab_size" in subject.config:
+        yield Finding(
+            check="weights.lm_head",
+            severity="wrong",
+            engines=("sglang",),
+            what="the head has an lm_head of its own, and draft_vocab_size is null",
+            why="SGLang takes null for the wish to share, and puts the target's output layer in its place",
+            do=f"write draft_vocab_size = {own.shape[0] if own.shape else vocab}",
+            source=cite("sglang", "srt/speculative/eagle_worker_v2.py:355-361"),
+        )
     rows_ = draft if type(draft) is int else vocab
     hidden = fields.get("hidden_size")
     if type(rows_) is int and type(hidden) is int and own.shape != (rows_, hidden):
         yield _width(
             "lm_head.weight", own.shape, f"draft_vocab_size and hidden_size ask for [{rows_}, {hidden}]"
         )
+
+
+def _shared(draft: object, vocab: object) -> Iterator[Finding]:
+    """No ``lm_head`` in the file: the target's, which has a row for each of its tokens, may be shared."""
+    if draft is None:
+        yield Finding(
+            check="weights.lm_head",
+            severity="note",
+            engines=("sglang", "vllm"),
+            what="no lm_head and no draft_vocab_size: the target's output layer is shared",
+            why="that is what SGLang and vLLM do then; the head must have been trained with it",
+            do="",
+            source=cite("sglang", "srt/models/llama_eagle3.py:306-308"),
+        )
+        return
+    yield Finding(
+        check="weights.lm_head",
+        severity="wrong",
+        engines=("sglang",) if draft == vocab else ("sglang", "vllm"),
+        what=f"no lm_head.weight, and draft_vocab_size is {draft}",
+        why="SGLang shares the target's only where draft_vocab_size is null, and keeps an output layer that "
+        "was never loaded; vLLM shares the target's, whose rows are the target's tokens and not the draft's",
+        do="save the head with its lm_head, or write draft_vocab_size = null where it equals vocab_size",
+        source=f"{cite('sglang', 'srt/models/llama_eagle3.py:303-316')}; "
+        f"{cite('vllm', 'v1/spec_decode/llm_base_proposer.py:1508-1556')}",
+    )
 
 
 def _differs(subject: Subject) -> tuple[int, int] | None:

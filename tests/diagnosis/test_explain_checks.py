@@ -9,7 +9,6 @@ from transformers import LlamaConfig
 from capture_hooks.capture import find_anatomy
 from capture_hooks.diagnosis.explain import Asked, Row, Verdict, explain_head
 from capture_hooks.diagnosis.explain.checks import inputs
-from capture_hooks.diagnosis.explain.checks.vocabulary import form_of
 from capture_hooks.diagnosis.explain.compare import state_of
 from capture_hooks.diagnosis.explain.subject import head_subject
 from capture_hooks.spec import CaptureSpec, Point
@@ -247,21 +246,6 @@ def test_an_fc_that_does_nothing_may_be_skipped(raw_head):
         raw_head(config={"num_aux_hidden_states": 1}, tensors={"fc.weight": torch.eye(8)}), LLAMA
     )
     assert not list(inputs.check(subject, [captures("sglang", "post.5")]))
-
-
-@pytest.mark.parametrize(
-    ("d2t", "form"),
-    [
-        ([0, 0, 0], "identity"),
-        ([0, 0, 4], "offset"),
-        ([1, 2, 6], "offset"),
-        ([5, 8, 9], "absolute"),
-        ([4, 0, 0], "neither"),
-        ([-1, 0, 0], "neither"),
-    ],
-)
-def test_the_form_of_a_map(d2t, form):
-    assert form_of(torch.tensor(d2t), 10) == form
 
 
 @pytest.fixture

@@ -190,3 +190,28 @@ def test_configs_that_no_engine_builds(head, key, value):
 @pytest.mark.parametrize("key", ["head_dim", "num_key_value_heads", "num_aux_hidden_states", "norm_output"])
 def test_nulls_that_every_engine_takes_for_left_out(head, key):
     assert wrong_for(head(config={key: "null"}))[0] == set()
+
+
+@pytest.mark.parametrize(
+    ("nested", "top", "refused"),
+    [
+        ("null", True, BOTH),
+        ("null", False, set()),
+        (None, True, set()),
+        (True, "null", set()),
+        (None, "null", set()),
+    ],
+)
+def test_a_null_flag_is_false_where_its_key_is_looked_up_first(head, nested, top, refused):
+    """Both servers read ``eagle_config.get("norm_before_fc", top)``: a null hides the other key."""
+    eagle = {"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}
+    if nested is not None:
+        eagle["norm_before_fc"] = None if nested == "null" else nested
+    norm = {"input_norm.weight": torch.ones(24)} if True in (nested, top) else {}
+    place = head(config={"norm_before_fc": top, "eagle_config": eagle}, tensors=norm)
+    assert wrong_for(place)[0] == refused
+
+
+def test_a_null_use_aux_hidden_state_is_false_to_vllm(head):
+    eagle = {"eagle_aux_hidden_state_layer_ids": [1, 5, 8], "use_aux_hidden_state": None}
+    assert "vllm" in wrong_for(head(config={"eagle_config": eagle}))[0]

@@ -66,14 +66,16 @@ class FlagRule:
     rank: Rank
 
     def value(self, config: Mapping[str, Any]) -> bool:
-        """What it takes from a config."""
+        """What it takes from a config: the first key that is there counts, and null is false then.
+
+        Of ``fc_norm``'s two keys each is enough (``getattr(...) or getattr(...)``).
+        """
         if self.does == "ignores":
             return self.absent
-        for key in self.keys:
-            found = lookup(config, key)
-            if found is not None:
-                return bool(found)
-        return self.absent
+        there = [bool(lookup(config, key)) for key in self.keys if _is_there(config, key)]
+        if self.flag == "fc_norm":
+            return any(there)
+        return there[0] if there else self.absent
 
 
 def _rules(
@@ -202,6 +204,13 @@ def lookup(config: Mapping[str, Any], key: str) -> Any:
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def _is_there(config: Mapping[str, Any], key: str) -> bool:
+    """Whether a dotted key is in the file, null included."""
+    holder, _, name = key.rpartition(".")
+    held = lookup(config, holder) if holder else config
+    return isinstance(held, Mapping) and name in held
 
 
 def flag_rule(engine: str, draft: Draft, flag: str) -> FlagRule | None:

@@ -8,7 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ....errors import HeadError
 from ....heads.formats import RawHead
+from ....heads.formats.maps import read_vocabulary
 from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
@@ -19,6 +21,8 @@ _READ_BY: Final = (
     f"{cite('vllm', 'model_executor/models/llama_eagle3.py:340,385-386')}"
 )
 _BOTH: Final = ("sglang", "vllm")
+#: A vocabulary whose size nobody says: any id fits.
+_UNBOUNDED: Final = 2**62
 
 
 def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
@@ -31,7 +35,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     if d2t is None:
         yield from _missing(draft, target)
         return
-    if d2t.is_floating_point() or d2t.dtype == torch.bool or d2t.dim() != 1:
+    if d2t.is_floating_point() or d2t.dtype == torch.bool or d2t.dim() != 1 or not len(d2t):
         yield _wrong(f"d2t is {list(d2t.shape)} {_dtype(d2t)}", "it holds one integer for each draft token")
         return
     if draft is not None and len(d2t) != draft:
@@ -49,75 +53,79 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             do="remove d2t and t2d",
             source=cite("vllm", "model_executor/models/llama_eagle3.py:338-345"),
         )
-    offsets = d2t.to(torch.int64)
-    yield from _form(offsets, target)
-    if "t2d" in head.tensors:
-        yield from _against_t2d(offsets, tensor(head, "t2d"), target)
+    mask = tensor(head, "t2d") if "t2d" in head.tensors else None
+    yield from _read(d2t, mask, target)
 
 
-def form_of(d2t: Tensor, target: int | None) -> str:
-    """``"identity"``, ``"offset"`` or ``"absolute"``, from the values [D] int64 alone; ``"neither"`` else.
-
-    Offsets of ascending ids never fall, and repeat wherever two neighbours are both kept; absolute ids rise
-    strictly.  A list that could be both is taken for offsets, which every server reads, if they fit.
-    """
-    if not d2t.any():
-        return "identity"
-    ids = d2t + torch.arange(len(d2t))
-    if _ascends(ids) and int(ids[0]) >= 0 and (target is None or int(ids[-1]) < target):
-        return "offset"
-    if _ascends(d2t) and int(d2t[0]) >= 0 and (target is None or int(d2t[-1]) < target):
-        return "absolute"
-    return "neither"
-
-
-def _form(d2t: Tensor, target: int | None) -> Iterator[Finding]:
-    form = form_of(d2t, target)
-    if form == "identity" and (target is None or len(d2t) < target):
-        yield Finding(
-            check="vocabulary.identity",
-            severity="warning",
-            engines=_BOTH,
-            what=f"d2t is all zeros: draft token i stands for target token i, the first {len(d2t)}",
-            why="a map that was lost or never built looks the same; with it the head drafts other tokens "
-            "than it was trained on",
-            do="compare with the map of the training run",
-            source=_READ_BY,
-        )
-    elif form == "absolute":
+def _read(d2t: Tensor, t2d: Tensor | None, target: int | None) -> Iterator[Finding]:
+    """The map as `convert` reads it, whose word on its form is the word here."""
+    tensors = {"d2t": d2t} if t2d is None else {"d2t": d2t, "t2d": t2d}
+    size = target or (len(t2d) if t2d is not None and t2d.dim() == 1 else _UNBOUNDED)
+    try:
+        found = read_vocabulary(tensors, len(d2t), size, "the head")
+    except HeadError:
+        if t2d is None:
+            yield _wrong(
+                "d2t is neither ascending offsets nor ascending token ids",
+                "read as offsets it names ids out of range or twice",
+            )
+            return
+        yield from _read(d2t, None, target)
+        yield _against(d2t, t2d, target)
+        return
+    if found.form == "lost":
+        yield _zeros(len(d2t), t2d)
+    elif found.form == "absolute":
         yield Finding(
             check="vocabulary.absolute",
             severity="wrong",
             engines=_BOTH,
-            what="d2t holds absolute token ids",
+            what="d2t holds absolute token ids" + ("" if t2d is None else ", those that t2d marks"),
             why="SGLang and vLLM read offsets: target id = i + d2t[i]. Read so, ids leave the vocabulary or "
             "name other tokens, and nothing fails",
             do="subtract arange(len(d2t)) from it",
             source=_READ_BY,
         )
-    elif form == "neither":
-        yield _wrong(
-            "d2t is neither ascending offsets nor ascending token ids",
-            "read as offsets it names ids out of range or twice",
-        )
-    elif form == "offset" and target is not None and _ascends(d2t):
+    elif found.doubt is not None:
         yield Finding(
             check="vocabulary.form",
-            severity="note",
-            what="d2t is read as offsets; its values would also be ascending token ids",
+            severity="warning",
+            what="d2t is read as offsets; its values would also be ascending token ids, and no t2d decides",
             why="offsets repeat wherever two neighbouring tokens are both kept, and these never do",
             do="if its writer keeps absolute ids (llama.cpp does), subtract arange(len(d2t))",
         )
 
 
-def _against_t2d(d2t: Tensor, t2d: Tensor, target: int | None) -> Iterator[Finding]:
+def _zeros(draft: int, t2d: Tensor | None) -> Finding:
+    """A map that was never written: certain where ``t2d`` marks other tokens than the first."""
+    if t2d is not None:
+        return Finding(
+            check="vocabulary.lost",
+            severity="wrong",
+            engines=_BOTH,
+            what=f"d2t is all zeros, and t2d does not mark the first {draft} tokens",
+            why="the map was never written; both engines take draft token i for target token i",
+            do="build it from t2d: d2t = t2d.nonzero().flatten() - arange(len(d2t))",
+            source=_READ_BY,
+        )
+    return Finding(
+        check="vocabulary.identity",
+        severity="warning",
+        engines=_BOTH,
+        what=f"d2t is all zeros: draft token i stands for target token i, the first {draft}",
+        why="a map that was lost or never built looks the same; with it the head drafts other tokens "
+        "than it was trained on",
+        do="compare with the map of the training run",
+        source=_READ_BY,
+    )
+
+
+def _against(d2t: Tensor, t2d: Tensor, target: int | None) -> Finding:
     if t2d.dim() != 1 or (target is not None and len(t2d) != target):
-        yield _mask(f"t2d is {list(t2d.shape)}, and the target has {target} tokens")
-        return
-    marked = t2d.nonzero().flatten()
-    ids = (d2t + torch.arange(len(d2t))).sort().values
-    if not torch.equal(marked, ids):
-        yield _mask(f"t2d marks {len(marked)} tokens, and they are not the {len(ids)} that d2t names")
+        return _mask(f"t2d is {list(t2d.shape)}, and the target has {target} tokens")
+    return _mask(
+        f"t2d marks {int(t2d.count_nonzero())} tokens, and they are not the {len(d2t)} that d2t names"
+    )
 
 
 def _missing(draft: int | None, target: int | None) -> Iterator[Finding]:
@@ -155,10 +163,6 @@ def _wrong(what: str, why: str) -> Finding:
         do="restore the d2t of the training run",
         source=_READ_BY,
     )
-
-
-def _ascends(values: Tensor) -> bool:
-    return len(values) < 2 or bool((values.diff() > 0).all())
 
 
 def _vocabulary(subject: Subject) -> int | None:

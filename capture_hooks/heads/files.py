@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import HeadError
+from ..store.files import check_regular
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -46,6 +47,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise HeadError(f"{directory} is not a directory; a head is a directory with {CONFIG} and {WEIGHTS}")
     path = directory / CONFIG
+    check_regular(path, HeadError)
     try:
         if (size := path.stat().st_size) > _LONGEST:
             raise HeadError(f"{path} has {size} bytes; a head's config stays under {_LONGEST}")
@@ -134,6 +136,7 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
+    check_regular(path, HeadError)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -217,6 +220,7 @@ def _disk(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
+    check_regular(path, HeadError)
     try:
         yield
     except FileNotFoundError:

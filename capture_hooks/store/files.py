@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import StoreError
+from ..errors import CaptureHooksError, StoreError
 
 #: Ending of unfinished files; never read, removed when a dump is resumed.
 UNFINISHED = ".unfinished"
@@ -38,6 +38,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_regular(path: Path, error: type[CaptureHooksError] = StoreError) -> None:
+    """Refuse what is there and no regular file, before it is opened: a pipe blocks, a device never ends.
+
+    Raises:
+        StoreError, or whatever ``error`` is: naming the path.
+    """
+    if path.exists() and not path.is_file():
+        raise error(f"{path} is no regular file; a pipe or a device could be read for ever")
 
 
 def sync_directory(directory: Path) -> None:

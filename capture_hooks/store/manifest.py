@@ -23,7 +23,7 @@ from pydantic import (
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import StoreError
 from ..spec import CaptureSpec
-from .files import replacing
+from .files import check_regular, replacing
 
 MANIFEST: Final = "manifest.json"
 KIND: Final = "capture-hooks.dump"
@@ -176,6 +176,7 @@ class Manifest(_Frozen):
             StoreError: there is none, or it is damaged or of another kind or version.
         """
         path = directory / MANIFEST
+        check_regular(path)
         try:
             text = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):

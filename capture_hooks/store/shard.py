@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import StoreError
-from .files import replacing
+from .files import check_regular, replacing
 from .stream import Columns, TensorStream, write_columns
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -134,6 +134,7 @@ def check_file(path: Path, size: int, sha256: str | None = None) -> None:
     Raises:
         StoreError: it is not.
     """
+    check_regular(path)
     try:
         found = path.stat().st_size
     except FileNotFoundError:

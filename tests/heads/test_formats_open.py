@@ -1,6 +1,7 @@
 """Opening heads: every layout's files, and files that only look like a head's."""
 
 import json
+import os
 import struct
 
 import pytest
@@ -33,6 +34,21 @@ def head(tmp_path):
         return tmp_path
 
     return head
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "a.safetensors"]
+)
+def test_what_is_no_regular_file_is_never_opened(head, name, kind):
+    place = head(tensors=TENSORS if name == "config.json" else {})
+    (place / name).unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place / name)
+    else:
+        (place / name).symlink_to("/dev/zero")
+    with pytest.raises(HeadError, match=f"{name} is no regular file"):
+        open_head(place)
 
 
 def header(document, data=b"", length=None):

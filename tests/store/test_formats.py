@@ -49,6 +49,9 @@ class Held:
     def place(self, index):
         return f"sequence {index}"
 
+    def notes(self):
+        return ()
+
     def tokens(self, index):
         return self.sequences[index].token_ids, self.sequences[index].loss_mask
 

@@ -164,6 +164,35 @@ def test_a_gzip_bomb_is_refused_before_it_fills_memory(tmp_path, target):
     refused(directory, target, "unpacks to more than 20 times its size", directory / "data_1.ckpt.gz")
 
 
+def test_keys_and_numbers_that_are_not_carried_over_are_named(tmp_path, target):
+    for number in (1, 2, 5):
+        saved(
+            tmp_path / "d",
+            features(**({} if number == 1 else {"surprise": torch.ones(3)})),
+            f"data_{number}.ckpt",
+        )
+    declared = Declared(spec=SPEC, target=target, pickles=True)
+    done = convert_dump(tmp_path / "d", tmp_path / "ours", to="capture-hooks", declared=declared)
+    extra = f"'surprise', first in {tmp_path / 'd' / 'data_2.ckpt'}"
+    assert [note for note in done.notes if "surprise" in note] == [
+        f"left out, for the format has no such key: {extra}"
+    ]
+    gap = "numbered 1 to 5, and 2 of the numbers are missing, the first 3"
+    assert len([note for note in done.notes if gap in note]) == 1
+    os.remove(tmp_path / "d" / "data_1.ckpt")
+    os.rename(tmp_path / "d" / "data_5.ckpt", tmp_path / "d" / "data_3.ckpt")
+    done = convert_dump(tmp_path / "d", tmp_path / "again", to="capture-hooks", declared=declared)
+    assert not any("missing" in note for note in done.notes)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "data.ckpt", "data.ckpt.gz", "0.pt", "0.safetensors"])
+def test_a_pipe_is_never_opened(tmp_path, name):
+    """Not while the format is recognised either: opening it would wait for ever."""
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(StoreError, match=r"is no regular file|is of no known format"):
+        describe(tmp_path, pickles=True)
+
+
 def test_a_pipe_or_a_device_among_the_files_is_refused(tmp_path, target):
     path = saved(tmp_path / "d", features())
     (path.parent / "zeros.ckpt").symlink_to("/dev/zero")

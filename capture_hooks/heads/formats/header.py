@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from ...errors import HeadError
+from ...store.files import check_regular
 from ..files import TensorInfo
 
 #: Longest header that is read.  A tensor takes some 100 bytes of it, and a head has some dozens.
@@ -33,6 +34,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     Raises:
         HeadError: missing, truncated, another format, or a header whose numbers cannot be.
     """
+    check_regular(path, HeadError)
     try:
         with path.open("rb") as file:
             size = path.stat().st_size

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import HeadError
+from ...store.files import check_regular
 from ..files import WEIGHTS, TensorInfo
 from .contract import Stored
 from .header import read_header
@@ -73,6 +74,7 @@ def _sharded(directory: Path) -> dict[str, tuple[Stored, TensorInfo]]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
+    check_regular(path, HeadError)
     if path.stat().st_size > _LONGEST:
         raise HeadError(f"{path} has {path.stat().st_size} bytes; a head's index stays under {_LONGEST}")
     try:

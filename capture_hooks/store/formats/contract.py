@@ -103,6 +103,10 @@ class Source(Protocol):
         """Where a sequence lies, for messages."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """What its user should know about the sequences read so far, a sentence each."""
+        ...
+
     def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
         """Token ids [T] int64 and marks [T] bool of one sequence, without looking at its states.
 

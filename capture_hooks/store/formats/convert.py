@@ -96,7 +96,12 @@ def convert_dump(
         sum(lengths),
         opened.facts.dtype,
         None if settled.spec is None else str(settled.spec),
-        (*settled.notes, *_mask_notes(reader, writer, declared), *_left_out(opened, writer, settled)),
+        (
+            *settled.notes,
+            *opened.notes(),
+            *_mask_notes(reader, writer, declared),
+            *_left_out(opened, writer, settled),
+        ),
     )
 
 

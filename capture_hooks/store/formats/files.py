@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
+from ..files import check_regular
 from ..shard import DTYPES
 from .contract import Facts, Rows
 
@@ -36,9 +38,10 @@ class FileSource(ABC):
     def __init__(self, directory: Path, files: Sequence[Path]) -> None:
         if not files:
             raise StoreError(f"{directory} holds no file of this format")
-        if strange := next((path for path in files if not path.is_file()), None):
-            raise StoreError(f"{strange} is no regular file; a pipe or a device could be read for ever")
+        for path in files:
+            check_regular(path)
         self.directory, self.files = directory, files
+        self._extra: dict[str, Path] = {}
         first = self._read(files[0])
         self.facts = Facts(
             dtype=str(first.last.dtype).removeprefix("torch."),
@@ -53,6 +56,13 @@ class FileSource(ABC):
 
     def place(self, index: int) -> str:
         return str(self.files[index])
+
+    def notes(self) -> tuple[str, ...]:
+        extra = [
+            f"left out, for the format has no such key: {key!r}, first in {path}"
+            for key, path in self._extra.items()
+        ]
+        return (*_gaps(self.files), *extra)
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
         rows = self.rows(index)
@@ -79,6 +89,12 @@ class FileSource(ABC):
             )
         return rows
 
+    def _known(self, path: Path, found: Iterable[object], known: Collection[str]) -> None:
+        """Remember the keys of a file that its format does not have."""
+        for key in found:
+            if key not in known:
+                self._extra.setdefault(str(key), path)
+
     @abstractmethod
     def _read(self, path: Path) -> Rows:
         """One file, each tensor checked."""
@@ -86,6 +102,22 @@ class FileSource(ABC):
     def _dropped(self) -> tuple[str, ...]:
         """What its files hold that no other format has a place for."""
         return ()
+
+
+def _gaps(paths: Sequence[Path]) -> tuple[str, ...]:
+    """Numbers that are missing in files called alike but for a number: ``data_1``, ``data_3``."""
+    names = [re.fullmatch(r"(.*?)(\d{1,18})", path.name.partition(".")[0]) for path in paths]
+    numbers = sorted({int(name[2]) for name in names if name})
+    if not numbers or len({name and name[1] for name in names}) != 1:
+        return ()
+    lacking = numbers[-1] - numbers[0] + 1 - len(numbers)
+    if not lacking:
+        return ()
+    first = next(number + 1 for number, after in pairwise(numbers) if after != number + 1)
+    return (
+        f"its files are numbered {numbers[0]} to {numbers[-1]}, and {lacking} of the numbers are missing, "
+        f"the first {first}: if that is not meant, files were lost, or the dump was not finished",
+    )
 
 
 def tensor_in(path: Path, content: Mapping[str, Any], name: str) -> Tensor:

@@ -39,11 +39,13 @@ MEANING = Meaning(
     wants=None,
 )
 _BIT = "hidden_states_prenorm"
+_KEYS = ("input_ids", "hidden_states", _BIT, "aux_hidden_states", "loss_mask", "conversation_id")
 
 
 class _Source(FileSource):
     def _read(self, path: Path) -> Rows:
         content = pickles.load(path)
+        self._known(path, content, _KEYS)
         ids = token_ids(path, tensor_in(path, content, "input_ids"))
         length = len(ids)
         inputs = states(

@@ -58,6 +58,9 @@ class _Source:
     def place(self, index: int) -> str:
         return f"{self._dump.directory} sequence {index}"
 
+    def notes(self) -> tuple[str, ...]:
+        return ()
+
     def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
         stored = self._dump.sequence(index)
         return stored.token_ids, stored.loss_mask

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
+from ..files import check_regular
 
 #: A dict of a few tensors takes under 2 KiB.
 _PICKLE_BYTES: Final = 2**20
@@ -74,6 +75,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def _content(path: Path) -> Path | io.BytesIO:
+    check_regular(path)
     return _inflated(path) if path.suffix == ".gz" else path
 
 

@@ -81,6 +81,9 @@ class Prepared:
     def place(self, index: int) -> str:
         return self._source.place(index)
 
+    def notes(self) -> tuple[str, ...]:
+        return self._source.notes()
+
     def tokens(self, index: int) -> tuple[Tensor, Tensor | None]:
         ids, mask = self._source.tokens(index)
         least, most = int(ids.min()), int(ids.max())

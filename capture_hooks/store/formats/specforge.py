@@ -36,10 +36,13 @@ MEANING = Meaning(
     wants="normed",
 )
 
+_KEYS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
+
 
 class _Source(FileSource):
     def _read(self, path: Path) -> Rows:
         content = pickles.load(path)
+        self._known(path, content, _KEYS)
         if "hidden_states" in content and "aux_hidden_state" not in content:
             raise StoreError(f"{path} is a DFlash feature file of SpecForge: it has no last hidden state")
         ids = token_ids(path, tensor_in(path, content, "input_ids"))

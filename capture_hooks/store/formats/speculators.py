@@ -25,7 +25,8 @@ from ...errors import StoreError
 from .contract import Meaning, Plan, Rows, Source
 from .files import FileSource, marks, token_ids
 from .saving import save_dict, saved
-from .vllm import extracted, write_extracted
+from .tensor_files import tensor_names
+from .vllm import EXTRACTED, extracted, write_extracted
 
 MEANING = Meaning(
     library="speculators",
@@ -73,6 +74,7 @@ class _Source(FileSource):
         return dataclasses.replace(found, loss_mask=marks(place, row["loss_mask"], len(ids)))
 
     def _read(self, path: Path) -> Rows:
+        self._known(path, sorted(tensor_names(path)), EXTRACTED)
         return extracted(path)
 
 

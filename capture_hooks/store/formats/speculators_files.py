@@ -50,6 +50,7 @@ V0 = Meaning(
 class _V1Source(FileSource):
     def _read(self, path: Path) -> Rows:
         content = pickles.load(path)
+        self._known(path, content, ("input_ids", "loss_mask", "hidden_states"))
         ids, mask = _tokens(path, content)
         layers = content.get("hidden_states")
         if not isinstance(layers, list | tuple) or len(layers) < 2:
@@ -68,6 +69,7 @@ class _V1Source(FileSource):
 class _V0Source(FileSource):
     def _read(self, path: Path) -> Rows:
         content = pickles.load(path)
+        self._known(path, content, ("input_ids", "loss_mask", "hidden_state", "target"))
         ids, mask = _tokens(path, content)
         inputs = states(path, "hidden_state", tensor_in(path, content, "hidden_state"), (len(ids), None))
         last = states(path, "target", tensor_in(path, content, "target"), (len(ids), None))

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import StoreError
+from ..files import check_regular
 
 #: Two tensors take under 300 bytes; metadata may be added.
 _HEADER_BYTES: Final = 2**20
@@ -37,6 +38,7 @@ def read_tensors(path: Path, names: Sequence[str]) -> list[Tensor]:
 
 def _read(path: Path, names: Sequence[str] | None) -> dict[str, Tensor]:
     """The named tensors; None for empty ones under every name."""
+    check_regular(path)
     try:
         with open(path, "rb") as file:
             header = int.from_bytes(file.read(8), "little")

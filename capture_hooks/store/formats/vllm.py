@@ -13,6 +13,7 @@ The last of the L states is taken for the last hidden state.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from ...errors import StoreError
 from ..manifest import MANIFEST
@@ -35,9 +36,12 @@ MEANING = Meaning(
     wants="unnormed",
 )
 
+EXTRACTED: Final = ("token_ids", "hidden_states")
+
 
 class _Source(FileSource):
     def _read(self, path: Path) -> Rows:
+        self._known(path, sorted(tensor_names(path)), EXTRACTED)
         return extracted(path)
 
 
@@ -75,7 +79,7 @@ def extracted(path: Path) -> Rows:
     Raises:
         StoreError: it is damaged or malformed.
     """
-    ids, hidden = read_tensors(path, ["token_ids", "hidden_states"])
+    ids, hidden = read_tensors(path, EXTRACTED)
     ids = token_ids(path, ids)
     hidden = states(path, "hidden_states", hidden, (len(ids), None, None))
     if hidden.shape[1] < 2:

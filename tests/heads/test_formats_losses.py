@@ -470,6 +470,28 @@ def test_a_head_of_ours_that_was_changed(source, go, tmp_path, about):
         go(tmp_path / "own", to="eagle", written_for=None)
 
 
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (torch.ones(32), None),
+        (torch.full((32,), 0.7), None),
+        (torch.full((32,), -0.7), r"are -0\.7"),
+        (torch.zeros(32), "are 0"),
+        (torch.tensor([0.5, 1.5]).repeat(16), r"vary by 50\.0% of their mean"),
+        (torch.tensor([-1.0, 1.0]).repeat(16), r"vary by 100\.0% of their mean"),
+    ],
+)
+def test_modelopts_two_norms(source, go, gain, words):
+    """Said of its heads, and of heads for it: its hidden_norm undoes a first norm of one positive gain."""
+    place = source("modelopt", tensors={"layers.0.input_layernorm.weight": gain})
+    there = go(place, to="eagle", written_for="modelopt")
+    first = there.destination.rename(there.destination.with_name("first"))
+    for done in (there, go(first, to="modelopt", overwrite=True)):
+        said = [note for note in done.notes if "trains with hidden_norm(input_layernorm(h))" in note]
+        assert len(said) == (words is not None)
+        assert all(re.search(words, note) for note in said)
+
+
 def test_engines_that_would_be_wrong_are_named(source, go, tmp_path, about):
     source(norm_before_residual=True)
     done = convert_head(tmp_path / "own", tmp_path / "m", to="modelopt", target=about)

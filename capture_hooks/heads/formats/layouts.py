@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from ...errors import HeadError
 from .contract import Layout
 from .draft import Draft, Written
 from .inputs import chosen_convention
+from .norms import twice
 from .plain import write_plain
 from .speculators import write_speculators
 
@@ -54,7 +55,9 @@ class ModelOpt:
             "next_layer_regular": True,
             **draft.carried.get("modelopt", {}),
         }
-        return write_plain(draft, self.name, "layers.0", nested, masks=False, own=own)
+        written = write_plain(draft, self.name, "layers.0", nested, masks=False, own=own)
+        told = any("input_layernorm(h)" in note for note in draft.notes)
+        return written if told else replace(written, notes=(*written.notes, *twice(draft.tensors)))
 
 
 @dataclass(frozen=True, slots=True)

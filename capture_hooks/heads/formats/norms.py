@@ -72,12 +72,25 @@ def modelopt_norm(raw: RawHead, written_for: str | None, tensors: Mapping[str, T
     """ModelOpt's training norms layer 0's states twice; every server, and every layout, once."""
     if raw.layout != "modelopt" and not (written_for or "").startswith("modelopt"):
         return ()
-    gain = tensors["midlayer.input_layernorm.weight"].float().abs()
-    spread = float(gain.std(unbiased=False) / gain.mean()) if bool(gain.any()) else 0.0
-    if spread == 0.0:
+    return tuple(
+        f"{why}. Every server computes hidden_norm(h), as this file keeps it" for why in twice(tensors)
+    )
+
+
+def twice(tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """What ModelOpt makes of layer 0's norms, where that is not what servers make of them.
+
+    The stock layer hands ``input_layernorm(h)`` to attention, and a hook there norms it again with
+    ``hidden_norm`` (0.47.0 ``modeling_eagle.py:113-125``); the residual takes ``h``.  The second norm undoes
+    the first one's division, and its gain too where that is one positive number.
+    """
+    gain = tensors["midlayer.input_layernorm.weight"].float()
+    first = gain.flatten()[0]
+    if bool(first > 0) and bool((gain == first).all()):
         return ()
+    flat = bool((gain == first).all())
+    spread = f"vary by {float(gain.std(unbiased=False) / gain.abs().mean()):.1%} of their mean"
     return (
-        "ModelOpt 0.41 and later trains with hidden_norm(input_layernorm(h)) at layer 0, and every server "
-        "computes hidden_norm(h), as this conversion keeps it. No single norm equals the two: the gains of "
-        f"input_layernorm vary by {spread:.1%} of their mean",
+        "ModelOpt 0.41 and later trains with hidden_norm(input_layernorm(h)) at layer 0, and no single norm "
+        f"equals the two: the gains of input_layernorm {f'are {first:g}' if flat else spread}",
     )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ConventionError, HeadError, PluginError
+from ...errors import ConventionError, HeadError, ModelError, PluginError
+from ...heads.consistency import same_points
 from ...heads.formats import RawHead, open_head
 from ...spec import CaptureSpec
 from ...store.formats import DumpDescription, describe
@@ -67,8 +68,8 @@ def head_subject(directory: str, asked: Asked) -> Subject:
     """A head's directory.
 
     Raises:
-        HeadError: it is no head, or damaged.
-        ModelError: there is no such target, or its layers cannot be.
+        HeadError: it is no head, damaged, or the user names a convention at odds with what decides.
+        ModelError: there is no such target, its layers cannot be, or it is named twice.
         SpecError, PluginError: the user's spec or convention cannot be.
     """
     head = open_head(directory)
@@ -124,10 +125,12 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Sub
 
 
 def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:
-    if (said := _by_spec_or(asked, facts)) is not None:
+    said = _by_spec_or(asked, facts)
+    if said is None and head.section is not None:
+        said = claims.by_section(head.section)
+    if said is not None:
+        _check_agrees(said, head, asked, facts)
         return said
-    if head.section is not None:
-        return claims.by_section(head.section)
     if head.flags.use_aux_hidden_state is False:
         return claims.by_final_state()
     if asked.written_for is not None:
@@ -143,6 +146,27 @@ def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:
     return claims.unknown(why, head.ids, facts.target)
 
 
+def _check_agrees(said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFacts) -> None:
+    """That ``--written-for`` says the same as what comes before it.
+
+    Raises:
+        HeadError: it says other states, or nothing.
+    """
+    if asked.written_for is None:
+        return
+    other = _by_convention(asked.written_for, head.ids, facts)
+    if other.points is None or said.points is None or facts.target.n_layers is None:
+        raise HeadError(
+            f"--written-for {asked.written_for} says nothing beside {said.shown.by}: {other.shown.by}"
+        )
+    if not same_points(said.points, other.points, facts.target.n_layers):
+        first, second = (", ".join(map(str, points)) for points in (said.points, other.points))
+        raise HeadError(
+            f"the head was trained on {first} by {said.shown.by}, and on {second} by "
+            f"--written-for {asked.written_for}; leave one of them out"
+        )
+
+
 def _by_convention(name: str, ids: Mapping[str, Any], facts: TargetFacts) -> TrainedOn:
     try:
         return claims.by_convention(name, ids, facts.target)
@@ -156,6 +180,7 @@ def _by_spec_or(asked: Asked, facts: TargetFacts) -> TrainedOn | None:
 
 def _facts(head: RawHead, asked: Asked) -> TargetFacts:
     """The target that the user names, else the one that the head records."""
+    _check_one_target(asked)
     if asked.target is None and head.section is not None:
         recorded = targets.from_section(head.section)
         return (
@@ -166,7 +191,20 @@ def _facts(head: RawHead, asked: Asked) -> TargetFacts:
     return _named_target(asked)
 
 
+def _check_one_target(asked: Asked) -> None:
+    """That the target is named once.
+
+    Raises:
+        ModelError: by a model and by words, of which one would be dropped.
+    """
+    if asked.target is not None and (asked.family is not None or asked.layers is not None):
+        raise ModelError(
+            f"--target {asked.target} says its own family and layers; leave --family and --layers out"
+        )
+
+
 def _named_target(asked: Asked) -> TargetFacts:
+    _check_one_target(asked)
     if asked.target is not None:
         return targets.from_model(asked.target)
     return targets.from_words(asked.family, asked.layers)

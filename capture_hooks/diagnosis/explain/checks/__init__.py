@@ -9,6 +9,7 @@ from ..report import Finding, Row
 from ..subject import Subject
 from . import (
     architecture,
+    attention,
     complete,
     config,
     dumps,
@@ -39,6 +40,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     names.check,
     complete.check,
     tensors.check,
+    attention.check,
     rope.check,
     own.check,
     dumps.check,

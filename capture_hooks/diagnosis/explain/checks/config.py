@@ -8,6 +8,7 @@ from typing import Final
 from ..behaviour import SERVERS, cite
 from ..report import Finding, Row
 from ..subject import Subject
+from .complete import size_of
 from .seen import Seen, seen
 
 #: Never null: transformers 5 checks the types of these (``StrictDataclassFieldValidationError``).
@@ -18,6 +19,9 @@ _STRICT: Final = (
     "num_attention_heads",
     "vocab_size",
     "rms_norm_eps",
+    "max_position_embeddings",
+    "attention_bias",
+    "mlp_bias",
     "tie_word_embeddings",
 )
 #: Left out, these are another model's: LlamaConfig takes 4096, 11008, 32, 32 and 32000.
@@ -65,6 +69,17 @@ def _sizes(view: Seen) -> Iterator[Finding]:
                 do=f"write {name} as it was trained",
                 source=cite(view.engine, "transformers 5.19.0: configuration_llama.py"),
             )
+    hidden, heads = (size_of(view.config, name) for name in ("hidden_size", "num_attention_heads"))
+    if view.draft == "llama" and hidden is not None and heads is not None and hidden % heads:
+        yield Finding(
+            check="config.heads",
+            severity="wrong",
+            engines=(view.engine,),
+            what=f"hidden_size {hidden} is no multiple of num_attention_heads {heads}",
+            why="LlamaConfig of transformers 5, which this engine reads the file with, refuses it",
+            do="write both as they were trained",
+            source=cite(view.engine, "transformers 5.19.0: configuration_llama.py (validate_architecture)"),
+        )
     if "target_hidden_size" in view.config and view.config["target_hidden_size"] is None:
         yield Finding(
             check="config.null",

@@ -16,6 +16,14 @@ from ..trained import EAGLE3_KEYS, whole_numbers
 
 _NESTED, _TOP = EAGLE3_KEYS
 _ORDER: Final = cite("vllm", "model_executor/models/interfaces.py (tuple(sorted(set(layers))))")
+#: What becomes of text, null and the like among the ids, and of what Python counts as a number.
+_MEETS: Final = (
+    "no reader converts it: a setter that adds 1 fails, one that does not never meets it in its loop"
+)
+_COMPARES: Final = (
+    "Python takes 2.0 for 2 and true for 1, so some readers capture a layer for it all the same (the table "
+    "shows which), and others fail"
+)
 
 
 def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
@@ -38,16 +46,15 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
             check="ids.empty",
             severity="warning",
             what=f"{key} is an empty list",
-            why="vLLM takes it for a missing list and captures its default layers; SGLang's setters take it "
-            "as it stands and capture nothing, or fail on its first element",
+            why="vLLM takes it for a missing list: its first runner goes on to the other key and then to its "
+            "default layers; SGLang's setters take it as it stands and capture nothing, or fail on its first "
+            "element",
             do=f"write the ids into {key}, or remove it",
         )
         return
     strange = [number for number in ids if type(number) is not int]
     if strange:
-        why = (
-            "no reader converts it: a setter that adds 1 fails, one that does not never meets it in its loop"
-        )
+        why = _COMPARES if all(_is_whole(number) for number in strange) else _MEETS
         yield _bad(key, f"holds {_short(strange[0])}, not an integer", why)
         return
     if twice := sorted({number for number in ids if ids.count(number) > 1}):
@@ -140,6 +147,11 @@ def _bad(key: str, what: str, why: str) -> Finding:
         why=why,
         do="write a list of whole numbers",
     )
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether Python finds a value equal to some integer: 2.0, or true."""
+    return isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
 
 
 def _short(value: Any) -> str:

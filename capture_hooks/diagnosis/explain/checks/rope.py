@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ....errors import HeadError
+from ....heads.formats.fields import rope_of as settled_rope
 from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
@@ -48,16 +50,27 @@ def rope_of(config: Mapping[str, Any]) -> tuple[float | None, str, Mapping[str, 
 
 
 def _two_spellings(fields: Mapping[str, Any]) -> Iterator[Finding]:
-    parameters, plain = fields.get("rope_parameters"), fields.get("rope_theta")
-    inner = parameters.get("rope_theta") if isinstance(parameters, Mapping) else None
-    if inner is not None and plain is not None and inner != plain:
-        yield Finding(
-            check="rope.two_spellings",
-            severity="wrong",
-            what=f"rope_parameters.rope_theta is {inner!r}, and rope_theta is {plain!r}",
-            why="transformers 5 and what is built on it read the first, older readers the second",
-            do="write the base that the head was trained with in both",
-        )
+    spellings = [fields.get(name) for name in ("rope_parameters", "rope_scaling")]
+    if not all(said is None or isinstance(said, Mapping) for said in spellings):
+        return
+    theta, kind, _ = rope_of(fields)
+    try:
+        settled = settled_rope(fields, "the config")
+    except HeadError as error:
+        what = str(error).removeprefix("the config: ")
+    else:
+        if settled["rope_theta"] == (theta or _DEFAULT_THETA):
+            return
+        what = f"the base {settled['rope_theta']!r} stands in rope_parameters alone, beside a rope_scaling"
+    base = f"{_DEFAULT_THETA:g}" if theta is None else f"{theta:g}"
+    yield Finding(
+        check="rope.two_spellings",
+        severity="wrong",
+        what=what,
+        why="transformers 5 takes rope_scaling in the place of rope_parameters, and a base in either before "
+        f"rope_theta: {kind} by a base of {base} here; other readers take the other one",
+        do="write what the head was trained with, the same in every place",
+    )
 
 
 def _theta(ours: float | None, theirs: float | None) -> Finding:

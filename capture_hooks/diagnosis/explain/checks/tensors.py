@@ -6,14 +6,19 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import torch
+
 from ....heads.formats import RawHead
 from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
 from .norms import trained_with
+from .reading import tensor
 from .seen import Seen, seen
 
 _LATER: Final = re.compile(r"layers\.([1-9]\d*)\.")
+#: The trainers, or readers, that norm a later layer's input with the tensor that an engine does not.
+_BY_THE_OTHER: Final = {"sglang": ("vllm", "speculators"), "vllm": ("sglang",)}
 _BIAS: Final = re.compile(r"(midlayer|layers\.\d+)\.(self_attn|mlp)\.\w+\.bias")
 
 
@@ -23,6 +28,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
         return
     yield from _norms(subject)
     yield from _later_layers(subject.head, seen(subject))
+    yield from _two_norms(subject)
     yield from _biases(subject.head)
 
 
@@ -87,6 +93,32 @@ def _later_layers(head: RawHead, views: Sequence[Seen]) -> Iterator[Finding]:
                 do=f"store the norm under both names (copy it to layers.{without[0]}.{norm}.weight)",
                 source=source,
             )
+
+
+def _two_norms(subject: Subject) -> Iterator[Finding]:
+    """A later layer's input norm stored under both names, with other values: one engine takes each."""
+    assert subject.head is not None
+    head, trainer = subject.head, subject.trained.library
+    for index in sorted({int(match[1]) for name in head.tensors if (match := _LATER.match(name))}):
+        names = [f"layers.{index}.{norm}.weight" for norm in ("hidden_norm", "input_layernorm")]
+        if not all(name in head.tensors for name in names):
+            continue
+        first, second = (tensor(head, name) for name in names)
+        if first.shape == second.shape and torch.equal(first.float(), second.float()):
+            continue
+        wrong = next((engine for engine, trainers in _BY_THE_OTHER.items() if trainer in trainers), None)
+        yield Finding(
+            check="tensors.two_norms",
+            severity="warning" if wrong is None else "wrong",
+            engines=("sglang", "vllm") if wrong is None else (wrong,),
+            what=f"{names[0]} and {names[1]} differ",
+            why="both norm the layer's input: SGLang and TensorRT-LLM with the first, vLLM and speculators "
+            "with the second, so one of them computes another head",
+            do="keep the norm that the head was trained with, under both names",
+            source=f"{cite('sglang', 'srt/models/llama_eagle3.py:103-105')}; "
+            f"{cite('vllm', 'model_executor/models/llama_eagle3.py:136-138')}",
+        )
+        return
 
 
 def _biases(head: RawHead) -> Iterator[Finding]:

@@ -216,3 +216,10 @@ def test_a_null_flag_is_false_where_its_key_is_looked_up_first(head, nested, top
 def test_a_null_use_aux_hidden_state_is_false_to_vllm(head):
     eagle = {"eagle_aux_hidden_state_layer_ids": [1, 5, 8], "use_aux_hidden_state": None}
     assert "vllm" in wrong_for(head(config={"eagle_config": eagle}))[0]
+
+
+def test_the_mla_class_of_sglang_takes_nulls_that_its_llama_class_does_not(head):
+    changed = {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "draft_vocab_size": None}
+    checks = wrong_for(head(config=changed | {"target_hidden_size": "null"}))[1]
+    assert checks["config.null"] == {"vllm"}
+    assert "config.draft_vocab_size" not in checks

@@ -63,5 +63,5 @@ def _window(engine: str, everything: bool, window: object) -> Finding:
         do=do,
         source=cite("vllm", "model_executor/models/llama.py:185-204")
         if everything
-        else cite("sglang", "srt/models/llama_eagle3.py:284-297"),
+        else cite("sglang", "srt/models/llama_eagle3.py:288-299"),
     )

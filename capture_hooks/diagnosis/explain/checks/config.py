@@ -31,7 +31,7 @@ _SILU: Final = (
     f"{cite('vllm', 'model_executor/models/llama.py:112-115')}"
 )
 _WIDTH: Final = (
-    f"{cite('sglang', 'srt/models/llama_eagle3.py:152-167')}; "
+    f"{cite('sglang', 'srt/models/llama_eagle3.py:151-167')}; "
     f"{cite('vllm', 'model_executor/models/llama_eagle3.py:218-221')}"
 )
 
@@ -80,7 +80,10 @@ def _sizes(view: Seen) -> Iterator[Finding]:
             do="write both as they were trained",
             source=cite(view.engine, "transformers 5.19.0: configuration_llama.py (validate_architecture)"),
         )
-    if "target_hidden_size" in view.config and view.config["target_hidden_size"] is None:
+    # SGLang's MLA class takes a null width for the head's own (kimi_k25_eagle3.py:208-210).
+    takes_null = (view.engine, view.draft) == ("sglang", "mla")
+    width_is_null = "target_hidden_size" in view.config and view.config["target_hidden_size"] is None
+    if width_is_null and not takes_null:
         yield Finding(
             check="config.null",
             severity="wrong",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ...errors import ConventionError, HeadError, ModelError, PluginError
+from ...errors import ConventionError, HeadError, ModelError, PluginError, StoreError
 from ...heads.consistency import same_points
 from ...heads.formats import RawHead, open_head
 from ...spec import CaptureSpec
@@ -104,13 +104,17 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Sub
     """A dump: our own says what it holds, of another library's the user may say it.
 
     Raises:
-        StoreError: it is no dump of an installed format, or damaged.
+        StoreError: it is no dump of an installed format, or damaged; or one of ours, which says itself what
+            the user says here.
         ModelError, SpecError, PluginError, ConventionError: as `head_subject`; which convention is not clear.
     """
     place = Path(directory)
     described = describe(place)
+    ours = (place / MANIFEST).exists()
+    if ours:
+        _check_unsaid(place, ids, asked)
     facts = _named_target(asked)
-    if (place / MANIFEST).exists():
+    if ours:
         manifest = Manifest.read(place)
         facts = targets.from_manifest(manifest)
         trained = claims.by_manifest(manifest)
@@ -122,6 +126,18 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Sub
         trained = claims.unknown(why, {}, facts.target)
     trained = _by_spec_or(asked, facts) or trained
     return Subject("dump", directory, {}, None, {}, facts, trained, described)
+
+
+def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: Asked) -> None:
+    given = {
+        "--target": asked.target,
+        "--family": asked.family,
+        "--layers": asked.layers,
+        "--ids": ids,
+        "--written-for": asked.written_for,
+    }
+    if said := [option for option, value in given.items() if value is not None]:
+        raise StoreError(f"{place} is a capture-hooks dump, whose manifest says this: leave {said[0]} out")
 
 
 def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:

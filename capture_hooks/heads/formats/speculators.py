@@ -63,6 +63,8 @@ def write_speculators(draft: Draft, convention: Convention) -> Written:
             **rope_spellings(fields["rope_parameters"]),
             "model_type": "llama",
             "tie_word_embeddings": False,
+            # vLLM hands its draft class this section; without the number it builds fc for three inputs.
+            "num_aux_hidden_states": len(draft.points),
         },
         "draft_vocab_size": fields["draft_vocab_size"],
         "target_hidden_size": fields["target_hidden_size"],

@@ -1,63 +1,17 @@
-"""SGLang's own EAGLE-3 draft classes: made from a head's directory, and run inside a target's forward pass.
-
-The target gives them what a server would: process groups, a batch, an attention backend and a cache.
-"""
-
-import array
-import os
-
-os.environ.update(SGLANG_USE_CPU_ENGINE="1", SGL_KERNEL_CPU_ATTENTION="1", TORCHDYNAMO_DISABLE="1")
-
-from types import SimpleNamespace
+"""SGLang's own EAGLE-3 draft classes: made from a head's directory, run inside a target's forward pass."""
 
 import torch
 from _serve import serve
+from _sglang_target import runner, start, within
 from safetensors.torch import load_file
-from sglang.benchmark import one_batch
 from sglang.srt.model_executor.model_runner_components.spec_aux_hidden_state import (
     resolve_spec_aux_hidden_state_config,
 )
 from sglang.srt.models import kimi_k25_eagle3, llama_eagle3
 from sglang.srt.models.registry import ModelRegistry
-from sglang.srt.plugins import load_plugins
 from sglang.srt.runtime_context import get_context, get_server_args
-from sglang.srt.server_args import PortArgs, ServerArgs
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from transformers import AutoConfig
-
-bench = None
-
-
-def _start(target):
-    """SGLang's model runner with the target; once."""
-    global bench
-    if bench is not None:
-        return
-    load_plugins()
-    arguments = ServerArgs(
-        model_path=target,
-        attention_backend="torch_native",
-        device="cpu",
-        dtype="float32",
-        max_total_tokens=1024,
-        max_running_requests=4,
-        disable_cuda_graph=True,
-        disable_radix_cache=True,
-        skip_tokenizer_init=True,
-        log_level="error",
-        random_seed=0,
-    )
-    ports = PortArgs.init_new(arguments)
-    ranks = one_batch.SpawnRanks(
-        world_rank=one_batch.spawn_world_rank(arguments, tp_rank=0, pp_rank=0), gpu_id=0
-    )
-    one_batch.publish(arguments, role="scheduler", ranks=ranks)
-    one_batch._init_process_global_configs()
-    bench, _ = one_batch.load_model(arguments, ports, 0, 0)
-
-
-def _runner():
-    return getattr(bench, "torch_runner", bench)
 
 
 def _draft(head):
@@ -72,29 +26,18 @@ def _draft(head):
 
 def run(target, head, states, ids):
     """What the draft computes from captured ``states`` [T, K*H] and ``ids`` [T] in the target's embedding."""
-    _start(target)
+    start(target)
     draft = _draft(head)
     found = {}
 
-    def inside(module, args, kwargs):
-        batch = next(value for value in (*args, *kwargs.values()) if hasattr(value, "forward_mode"))
-        before, batch.spec_info = batch.spec_info, SimpleNamespace(hidden_states=torch.tensor(states))
+    def call(module, batch):
         embeds = module.embed_tokens(torch.tensor(ids))
         hidden, (fed_back,) = draft.model(
             torch.tensor(ids), torch.arange(len(ids)), batch, input_embeds=embeds
         )
-        batch.spec_info = before
         found.update(hidden=hidden.tolist(), fed_back=fed_back.tolist())
 
-    # The runner calls the outer model's ``forward`` itself, past its hooks.
-    handle = _runner().model.model.register_forward_pre_hook(inside, with_kwargs=True)
-    try:
-        requests = one_batch.prepare_synthetic_inputs_for_latency_test(0, 0, [array.array("q", ids)])
-        with torch.no_grad():
-            bench.extend(list(requests))
-    finally:
-        handle.remove()
-        bench.clear()
+    within(torch.tensor(states), ids, call)
     hot = draft.hot_token_id
     return {
         "class": type(draft).__name__,
@@ -108,20 +51,20 @@ def run(target, head, states, ids):
 
 def embedding_after_sharing(target, head):
     """Whether the draft's embedding is the target's once SGLang's worker has shared it (``set_embed``)."""
-    _start(target)
+    start(target)
     draft = _draft(head)
-    shared = _runner().model.get_embed_and_head()[0]
+    shared = runner().model.get_embed_and_head()[0]
     draft.set_embed(shared)
     return draft.model.embed_tokens.weight is shared
 
 
 def ids_of(target, head):
     """Whether SGLang feeds a head intermediate states, and the ids that it takes from its config."""
-    _start(target)
+    start(target)
     get_context().override("a test", speculative_draft_model_path=head)
     found = resolve_spec_aux_hidden_state_config(
         server_args=get_server_args(),
-        model_config=_runner().model_config,
+        model_config=runner().model_config,
         spec_algorithm=SpeculativeAlgorithm.EAGLE3,
         is_draft_worker=False,
     )

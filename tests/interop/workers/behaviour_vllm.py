@@ -4,55 +4,22 @@ Attention has no cache here, as in vLLM's own memory profiling, and leaves its o
 counts as zero.  Everything else is computed.
 """
 
-import os
-
-os.environ.update(VLLM_LOGGING_LEVEL="ERROR", VLLM_CPU_KVCACHE_SPACE="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
-
-import tempfile
-
 import torch
 from _serve import serve
+from _vllm_draft import config_of, draft_of
 from transformers import LlamaConfig
 from vllm.config import set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
-from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
-from vllm.model_executor.model_loader import get_model
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.registry import _VLLM_MODELS
 from vllm.transformers_utils.configs.eagle import EAGLEConfig
 from vllm.transformers_utils.configs.speculators.base import SpeculatorsConfig
-from vllm.v1.worker.cpu_model_runner import _set_torch_accelerator_to_noop
-
-ready = False
-
-
-def _config(target, head):
-    return EngineArgs(
-        model=target,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=64,
-        skip_tokenizer_init=True,
-        speculative_config={"method": "eagle3", "model": head, "num_speculative_tokens": 1},
-    ).create_engine_config()
-
-
-def _draft(config):
-    global ready
-    with set_current_vllm_config(config):
-        if not ready:
-            place = tempfile.mkstemp()[1]
-            init_distributed_environment(1, 0, f"file://{place}", 0, "gloo")
-            initialize_model_parallel(1, 1)
-            ready = True
-        return get_model(vllm_config=config, model_config=config.speculative_config.draft_model_config)
 
 
 def run(target, head, states, ids):
     """What the draft computes from captured ``states`` [T, K*H] and token ``ids`` [T]."""
-    config = _config(target, head)
-    draft = _draft(config)
+    config = config_of(target, head)
+    draft = draft_of(config)
     attended = []
     for layer in draft.model.layers:
         attention = layer.self_attn
@@ -104,5 +71,4 @@ def eagle3_names():
     }
 
 
-_set_torch_accelerator_to_noop()
 serve(run, draft_config, draft_modules, eagle3_names)

@@ -29,7 +29,7 @@ class Once(LlamaDecoderLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
-def logits_of(head: Path, given: dict[str, Tensor]) -> Tensor:
+def outputs_of(head: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:
     written = json.loads((head / "config.json").read_text())
     config = LlamaConfig(
         **written | written.pop("eagle_config"), eagle_decoder_type="llama", has_lm_head=True
@@ -46,7 +46,7 @@ def logits_of(head: Path, given: dict[str, Tensor]) -> Tensor:
     rows = len(given["states"])
     embedded = torch.nn.functional.embedding(given["next_ids"], given["embedding"])
     normed, _, _ = model(model.fc(given["states"][None]), embedded[None], causal(rows))
-    return model.lm_head(normed)[0]
+    return {"logits": model.lm_head(normed)[0]}
 
 
-forward_all(logits_of)
+forward_all(outputs_of)

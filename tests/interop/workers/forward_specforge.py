@@ -10,7 +10,7 @@ from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
 from torch import Tensor
 
 
-def logits_of(head: Path, given: dict[str, Tensor]) -> Tensor:
+def outputs_of(head: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:
     config = AutoDraftModelConfig.from_file(str(head / "config.json"))
     model = LlamaForCausalLMEagle3(config, attention_backend="sdpa").float().eval()
     state = load_file(head / "model.safetensors")
@@ -27,7 +27,7 @@ def logits_of(head: Path, given: dict[str, Tensor]) -> Tensor:
         attention_mask=causal(rows),
         position_ids=torch.arange(rows)[None],
     )
-    return model.compute_logits(out)[0]
+    return {"logits": model.compute_logits(out)[0]}
 
 
-forward_all(logits_of)
+forward_all(outputs_of)

@@ -9,7 +9,7 @@ from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
 from torch import Tensor
 
 
-def logits_of(head: Path, given: dict[str, Tensor]) -> Tensor:
+def outputs_of(head: Path, given: dict[str, Tensor]) -> dict[str, Tensor]:
     config = Eagle3SpeculatorConfig.from_pretrained(head)
     config.transformer_layer_config._attn_implementation = "sdpa"
     model = Eagle3DraftModel.from_pretrained(head, config=config, dtype=torch.float32).eval()
@@ -24,7 +24,7 @@ def logits_of(head: Path, given: dict[str, Tensor]) -> Tensor:
         document_ids=torch.zeros(1, rows, dtype=torch.long),
         ttt_steps=1,
     )
-    return seen[0][0]
+    return {"logits": seen[0][0]}
 
 
-forward_all(logits_of)
+forward_all(outputs_of)

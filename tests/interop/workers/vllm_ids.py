@@ -66,6 +66,8 @@ FAMILIES = {
     "deepseek_v3": {"q_lora_rank": 16, "n_shared_experts": 1, **LATENT},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt2": {"n_embd": 64, "n_head": 2},
+    # Its embeddings for each layer are as large as a real model's unless told.
+    "gemma4_text": {"vocab_size_per_layer_input": 128, "hidden_size_per_layer_input": 16},
 }
 REGISTRY = {**registry._TEXT_GENERATION_MODELS, **registry._MULTIMODAL_MODELS}
 

@@ -69,6 +69,9 @@ VLLM_TOO = {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
     [
         ("specforge", WINDOW, {"vllm"}),
         ("sglang", WINDOW, {"sglang"}),
+        ("sglang", WINDOW | {"max_position_embeddings": 65}, {"sglang"}),
+        ("sglang", WINDOW | {"max_position_embeddings": 64}, set()),
+        ("specforge", WINDOW | {"max_position_embeddings": 64}, set()),
         ("sglang", {"layer_types": ["full_attention"], "sliding_window": 64}, set()),
         ("sglang", {"layer_types": ["full_attention"] * 2, "sliding_window": 64}, {"sglang", "vllm"}),
         ("sglang", {"layer_types": None, "sliding_window": 64}, set()),

@@ -78,6 +78,17 @@ def test_specforges_flag_without_a_norm(source, go, target, tmp_path):
     assert "norm_output" not in json.loads((plain.destination / "config.json").read_text())
 
 
+def test_a_window_as_long_as_every_sequence_limits_nothing(source, go, target):
+    def limited(config):
+        inner = config["transformer_layer_config"]
+        wide = inner["max_position_embeddings"]
+        inner |= {"layer_types": ["sliding_attention"], "sliding_window": wide}
+
+    place = source("speculators", limited)
+    assert not any("attends" in note for note in go(place, to="eagle", written_for=None).notes)
+    go(place, to="capture-hooks", model=target, written_for=None, overwrite=True)
+
+
 def test_a_sliding_window_reaches_who_honours_it(source, go, target):
     def limited(config):
         config["transformer_layer_config"] |= {"layer_types": ["sliding_attention"], "sliding_window": 64}

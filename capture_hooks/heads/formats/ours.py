@@ -32,7 +32,7 @@ def cannot_say(draft: Draft) -> list[str]:
     losses = [no_place(name, draft) for name in unknown_tensors(draft)]
     if not draft.computes.norm_before_lm_head:
         losses.append(no_norm("capture-hooks"))
-    if (window := window_of(draft)) is not None and window < draft.fields["max_position_embeddings"]:
+    if (window := window_of(draft)) is not None:
         losses.append(f"its draft attends to everything, and this one to the last {window} tokens")
     return [*losses, *beyond_ours(draft)]
 

@@ -194,10 +194,12 @@ def _wrong(draft: Draft, found: tuple[EngineStatement, ...]) -> list[str]:
 
 
 def window_of(draft: Draft) -> int | None:
-    """Tokens that the draft's attention reaches back, where it is limited.
+    """Tokens that the draft's attention reaches back, where that is fewer than its positions.
 
     speculators 0.9 trains with 2048 unless told otherwise (``layer_types``, ``sliding_window``).
     """
     kinds, window = draft.extras.get("layer_types"), draft.extras.get("sliding_window")
     limited = isinstance(kinds, list) and "sliding_attention" in kinds
-    return window if limited and isinstance(window, int) else None
+    if not limited or not isinstance(window, int) or window >= draft.fields["max_position_embeddings"]:
+        return None
+    return window

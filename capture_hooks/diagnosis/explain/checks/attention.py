@@ -26,6 +26,9 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             yield _miscounted(view.engine, len(kinds), layers)
         if "sliding_attention" not in kinds[:layers]:
             continue
+        window, positions = (size_of(view.config, k) for k in ("sliding_window", "max_position_embeddings"))
+        if window is not None and positions is not None and window >= positions:
+            continue  # no sequence is longer than it reaches
         everything = subject.trained.library in _UNLIMITED
         if view.engine == ("vllm" if everything else "sglang"):
             yield _window(view.engine, everything, view.config.get("sliding_window"))

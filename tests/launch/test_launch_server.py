@@ -94,7 +94,12 @@ def test_one_that_does_not_start_says_why(tmp_path):
 def test_it_ends_with_the_command_that_started_it(tmp_path, number, code):
     note = tmp_path / "note"
     command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(note)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", COMMAND, str(note)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # The tests themselves may run where interrupts are ignored, as a shell's background jobs do.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert command.stdout.readline() == "ready\n"
     server, worker = map(int, note.read_text().split())

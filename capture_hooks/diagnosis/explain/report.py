@@ -129,10 +129,6 @@ class Report(_Frozen):
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...] = ()
 
-    def of_engine(self, name: str) -> tuple[Finding, ...]:
-        """The findings about one library."""
-        return tuple(finding for finding in self.findings if name in finding.engines)
-
     def to_json(self) -> dict[str, Any]:
         """The document as a plain object; `from_json` reads it back."""
         return self.model_dump(mode="json")

@@ -6,13 +6,13 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from capture_hooks.errors import EngineError
+from capture_hooks.launch.prompts import in_flight
 from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.contract import SequenceError, SequenceStates
@@ -22,9 +22,6 @@ from ..serving.asked import SPEC, SPOOL
 from ..serving.spooled import Rows, SpoolId
 from .server import check_environment, check_reports, running
 
-#: Most sequences under way at a time, and how many full batches of tokens.
-IN_FLIGHT: Final = 128
-BATCHES: Final = 3
 #: Seconds after its answer within which a request's states must be there.
 _PATIENCE: Final = 60.0
 #: Places beyond a model's context: SGLang keeps a few of those it has from prompts (6 in 0.5.23).
@@ -69,25 +66,8 @@ class SGLangCapture:
             SequenceError: a sequence that SGLang refused, or whose rows are not as many as its tokens.
             EngineError: the server is gone; with its last words.
         """
-        room = BATCHES * self.batch_tokens
-        with ThreadPoolExecutor(IN_FLIGHT, "capture-hooks-prompt") as pool:
-            under_way: dict[Future[Rows], int] = {}
-            waiting = enumerate(sequences)
-            following = next(waiting, None)
-            try:
-                while following is not None or under_way:
-                    tokens = sum(len(sequences[number]) for number in under_way.values())
-                    while following is not None and len(under_way) < IN_FLIGHT:
-                        if under_way and tokens + len(following[1]) > room:
-                            break
-                        tokens += len(following[1])
-                        under_way[pool.submit(self._run, *following)] = following[0]
-                        following = next(waiting, None)
-                    for done in wait(under_way, return_when=FIRST_COMPLETED).done:
-                        rows, number = done.result(), under_way.pop(done)
-                        yield SequenceStates(number, rows.inputs, rows.target, rows.argmax)
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        for number, rows in in_flight(self._run, sequences, self.batch_tokens):
+            yield SequenceStates(number, rows.inputs, rows.target, rows.argmax)
 
     def _run(self, number: int, sequence: Sequence[int]) -> Rows:
         """One sequence's rows."""

@@ -6,7 +6,6 @@ import fcntl
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from capture_hooks.errors import EngineError
+from capture_hooks.launch.prompts import in_flight
 from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.checkpoint import final_norm_of, hollow_anatomy
@@ -27,9 +27,6 @@ from ..launch.installed import VLLM
 from .extraction import Extraction, extraction, model_type_of
 from .server import check_environment, context_of, generate, running
 
-#: Most sequences under way at a time, and how many full batches of tokens.
-IN_FLIGHT: Final = 128
-BATCHES: Final = 3
 #: Places beyond a model's context: the token that is generated and the one that stands for a draft.
 _BEYOND: Final = 16
 #: Flags that are decided here.
@@ -68,25 +65,8 @@ class VllmCapture:
             SequenceError: a sequence that vLLM refused, or whose rows are not as many as its tokens.
             EngineError: the server is gone; with its last words.
         """
-        room = BATCHES * self.batch_tokens
-        with ThreadPoolExecutor(IN_FLIGHT, "capture-hooks-prompt") as pool:
-            under_way: dict[Future[SequenceStates], int] = {}
-            waiting = enumerate(sequences)
-            following = next(waiting, None)
-            try:
-                while following is not None or under_way:
-                    tokens = sum(len(sequences[number]) for number in under_way.values())
-                    while following is not None and len(under_way) < IN_FLIGHT:
-                        if under_way and tokens + len(following[1]) > room:
-                            break
-                        tokens += len(following[1])
-                        under_way[pool.submit(self._run, *following)] = following[0]
-                        following = next(waiting, None)
-                    for done in wait(under_way, return_when=FIRST_COMPLETED).done:
-                        del under_way[done]
-                        yield done.result()
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
+        for _, states in in_flight(self._run, sequences, self.batch_tokens):
+            yield states
 
     def _run(self, number: int, sequence: Sequence[int]) -> SequenceStates:
         """One sequence's states."""

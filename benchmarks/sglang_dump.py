@@ -32,8 +32,8 @@ from capture_hooks_sglang.running.server import Server, running
 
 from capture_hooks import CaptureSpec
 from capture_hooks.store import EngineDumpJob, Example, Examples
-from capture_hooks.store.checkpoint import checkpoint_fingerprint, hollow_anatomy
 from capture_hooks.store.engine_job import dtype_of, first_states
+from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ ROOMS = (
     "decoding",
     "heads",
     "store",
+    "target",
     "capture",
     "conventions",
     "spec",

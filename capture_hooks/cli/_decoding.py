@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from ._target import load_target, load_tokenizer
-
 if TYPE_CHECKING:
     from ..decoding import SpeculativeDecoder
 
@@ -34,6 +32,7 @@ def load(
     """
     from ..decoding import SpeculativeDecoder
     from ..heads import load_head
+    from ..target import load_target, load_tokenizer
 
     shape = parse_tree(tree)
     target: Any = load_target(model, dtype, device)

@@ -36,8 +36,15 @@ def target_path(model: str) -> Path:
     """What an engine is given for a target: a directory, or a name that it resolves.
 
     Raises:
-        ModelError: text that can only be a path, and no directory there.
+        ModelError: text that can only be a path, and no directory there; or an adapter's directory.
     """
+    from ..target import locate
+
+    if locate(model).adapter is not None:
+        raise ModelError(
+            f"{model} holds an adapter, and an engine is given whole models: merge it into its base "
+            "(merge_and_unload of PEFT, then save_pretrained) and give that directory"
+        )
     path = Path(model)
     if model.startswith((".", "/", "~")) and not path.is_dir():
         raise ModelError(f"{model} is not a directory; give the target's, or its name on the hub")

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ._ids import parse_ids
-from ._target import load_target, load_tokenizer, load_whole_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,6 +129,7 @@ def convert(
         _dump(source, destination, to, read_as, declared)
         return
     from ..heads.formats import Target, convert_head, layout_named
+    from ..target import load_target, load_whole_config
 
     model: nn.Module | None = None
     ours = layout_named(to) == "capture-hooks"
@@ -192,6 +192,7 @@ def _tokens(data: Path | None, target: str | None) -> list[list[int]] | None:
     if data is None:
         return None
     from ..store import read_examples
+    from ..target import load_tokenizer
 
     if target is None:
         raise typer.BadParameter("--data is for the witness of a capture-hooks head: give --target")

@@ -10,7 +10,6 @@ import typer
 
 from ..errors import DataError, SpecError, StoreError
 from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
-from ._target import load_config, load_target, load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,6 +102,7 @@ def _embedded(
 ) -> Iterator[Writing]:
     from ..capture import find_anatomy
     from ..store import DumpJob
+    from ..target import load_target
 
     target = load_target(model, model_dtype, device)
     if asked is None:
@@ -122,17 +122,17 @@ def _through(
     shard_tokens: int | None,
     console: Console,
 ) -> Iterator[Writing]:
-    from ..store.checkpoint import checkpoint_fingerprint, hollow_anatomy
     from ..store.engine_job import EngineDumpJob, dtype_of, first_states
     from ..store.manifest import MANIFEST
+    from ..target import checkpoint_fingerprint, hollow_anatomy
 
-    provider = installed_engine(engine)
+    provider, path = installed_engine(engine), target_path(model)
     anatomy = hollow_anatomy(model)
     spec = (asked or _eagle3(anatomy.n_layers, console)).absolute(anatomy.n_layers)
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / MANIFEST).exists())):
         raise StoreError(f"{out} is neither a dump nor an empty directory; give another --out")
     console.print(f"engine  starting {engine}")
-    with provider.capture(target_path(model), spec, words) as running:
+    with provider.capture(path, spec, words) as running:
         console.print(
             f"engine  {running.name} {running.version}, at most {running.batch_tokens:,} tokens at once"
         )
@@ -185,6 +185,7 @@ def _examples(
     chat_template: Path | None,
 ) -> Examples:
     from ..store import read_examples
+    from ..target import load_config, load_tokenizer
 
     config = load_config(model)
     context = getattr(config, "max_position_embeddings", None)

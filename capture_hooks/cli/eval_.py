@@ -12,7 +12,6 @@ import typer
 from ..errors import DecodingError
 from ._decoding import Kernels, load
 from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
-from ._target import load_config, load_tokenizer
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -75,6 +74,7 @@ def eval_(
     from rich.table import Table
 
     from ..decoding import evaluate, evaluate_engine, read_prompts
+    from ..target import load_config, load_tokenizer
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, TaskID] = {}

@@ -20,7 +20,7 @@ def points(
 ) -> None:
     """List every point of a model with its module, boundary and width."""
     from ..capture import every_point, find_anatomy
-    from ..capture.pretrained import skeleton
+    from ..target import skeleton
 
     anatomy = find_anatomy(skeleton(model))
     rows = [

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ._target import load_target, load_tokenizer
-
 if TYPE_CHECKING:
     from torch import nn
 
@@ -121,6 +119,7 @@ def train(
         settings["steps"] = ttt_steps
     if init_from_target:
         settings.setdefault("init_layer", -1)
+    from ..target import load_target
     from ..training import TrainConfig, TrainingInterrupted
     from ..training import train as run
 
@@ -204,6 +203,7 @@ def read(
 ) -> Any:
     """A dump where there is one, else examples."""
     from ..store import Dump, context_length, read_examples
+    from ..target import load_tokenizer
 
     assert path is not None
     if (path / "manifest.json").exists():

@@ -67,7 +67,7 @@ def test_modules_are_listed_on_request(run, directory):
 def test_a_directory_without_a_model_is_one_clear_line(run, tmp_path):
     code, out, err = run("points", tmp_path)
     assert (code, out) == (1, "")
-    assert err.startswith(f"error: cannot read the config of model '{tmp_path}'")
+    assert err.startswith(f"error: cannot load the model {tmp_path}")
     assert len(err.splitlines()) == 1
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     code, _, err = run("points", tmp_path)

@@ -116,10 +116,10 @@ def corrected(recorded: TargetFacts, family: str | None, n_layers: int | None) -
 
 def _document(name: str) -> dict[str, Any]:
     """The config: as transformers reads it (its defaults filled in), else the file as it stands."""
-    try:
-        from transformers import AutoConfig
+    from ...target import load_whole_config, locate
 
-        config = AutoConfig.from_pretrained(name)
+    try:
+        config = load_whole_config(name)
         filled = dict(config.to_dict())
         for part in _TEXT:
             inner = getattr(config, part, None)
@@ -130,7 +130,7 @@ def _document(name: str) -> dict[str, Any]:
         Exception
     ):  # a model type of its own code, a config that its class refuses: the JSON has what is needed
         pass
-    path = Path(name) / "config.json"
+    path = Path(locate(name).base) / "config.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -153,7 +153,7 @@ def _text_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _split_boundaries(name: str) -> frozenset[int] | None:
     """Boundaries where the model adds something; None where this process cannot build its skeleton."""
     from ...capture import find_anatomy
-    from ...capture.pretrained import skeleton
+    from ...target import skeleton
 
     try:
         return frozenset(find_anatomy(skeleton(name)).split_boundaries)

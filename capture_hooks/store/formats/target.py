@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ...capture.anatomy import Anatomy
 from ...capture.fingerprint import TargetFingerprint
-from ...errors import ModelError, StoreError
+from ...errors import StoreError
 from ...spec import CaptureSpec
-from ..checkpoint import checkpoint_fingerprint, hollow_anatomy, mapped_tensors
+from ...target import checkpoint_fingerprint, final_norm_of, hollow_anatomy
 from .contract import Facts
 
 
@@ -61,26 +60,7 @@ class TargetModel:
         Raises:
             ModelError: the family has none.
         """
-        name = self.anatomy.final_norm_name
-        if name is None or self.anatomy.final_norm is None:
-            raise ModelError(f"{self.model} has no final norm: its last hidden state is what it is")
-        prefix = f"{name}."
-        found = {
-            key.removeprefix(prefix): tensor.float()
-            for key, tensor in mapped_tensors(Path(self.model)).items()
-            if key.startswith(prefix)
-        }
-        norm = self.anatomy.final_norm
-        if set(found) != set(norm.state_dict()):  # renamed by transformers, quantised, or on the hub
-            return self._loaded_norm(name)
-        norm.load_state_dict(found, assign=True)
-        return norm.float()
-
-    def _loaded_norm(self, name: str) -> nn.Module:
-        from transformers import AutoModelForCausalLM
-
-        loaded: nn.Module = AutoModelForCausalLM.from_pretrained(self.model, dtype=torch.float32)
-        return loaded.get_submodule(name)
+        return final_norm_of(self.model, torch.float32)
 
     @torch.no_grad()
     def normed(self, last: Tensor) -> Tensor:

@@ -11,11 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from capture_hooks.errors import EngineError
+from capture_hooks.errors import EngineError, ModelError
 from capture_hooks.launch.prompts import in_flight
 from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.contract import SequenceError, SequenceStates
+from capture_hooks.target import load_config
 
 from ..launch.flags import read_flags
 from ..serving.asked import SPEC, SPOOL
@@ -118,11 +119,9 @@ def capture(model: Path, spec: CaptureSpec, words: Sequence[str]) -> Iterator[SG
 
 def _context_of(model: Path) -> int | None:
     """Tokens the model was made to read, where its config says."""
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(str(model)).get_text_config()
-    except (OSError, ValueError):
+        config = load_config(str(model))
+    except ModelError:
         return None  # SGLang reads it too, and says what is wrong with it
     context: int | None = getattr(config, "max_position_embeddings", None)
     return context

@@ -19,8 +19,8 @@ from capture_hooks.errors import EngineError
 from capture_hooks.launch.prompts import in_flight
 from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store.checkpoint import final_norm_of, hollow_anatomy
 from capture_hooks.store.contract import SequenceError, SequenceStates
+from capture_hooks.target import final_norm_of, hollow_anatomy
 
 from ..launch.flags import read_flags, spelling
 from ..launch.installed import VLLM

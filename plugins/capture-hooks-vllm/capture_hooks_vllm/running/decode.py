@@ -13,6 +13,7 @@ from capture_hooks.decoding.contract import Answer, Margin
 from capture_hooks.errors import EngineError
 from capture_hooks.launch.checks import check_target
 from capture_hooks.launch.server import Server
+from capture_hooks.target import load_config
 
 from ..activate import HEAD
 from ..launch import checks
@@ -123,10 +124,10 @@ def decode(model: Path, head: Path | None, words: Sequence[str]) -> Iterator[Vll
 
 def _ends(model: Path) -> list[int]:
     """Token ids that end an answer, as transformers has them; vLLM without a tokenizer knows none."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     try:
         told = GenerationConfig.from_pretrained(str(model)).eos_token_id
     except OSError:
-        told = AutoConfig.from_pretrained(str(model)).get_text_config().eos_token_id
+        told = load_config(str(model)).eos_token_id
     return [told] if isinstance(told, int) else list(told or ())

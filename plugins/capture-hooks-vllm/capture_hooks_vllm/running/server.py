@@ -12,9 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from capture_hooks.errors import EngineError
+from capture_hooks.errors import EngineError, ModelError
 from capture_hooks.launch.server import Server
 from capture_hooks.launch.server import running as running_server
+from capture_hooks.target import load_config
 
 from ..launch import checks
 from ..launch.command import MODULE, SETTINGS
@@ -101,12 +102,11 @@ def defaults(model: Path) -> list[str]:
     A checkpoint in float32 stays so: vLLM's own choice rounds it to 16 bits, and a dump names the dtype.
     """
     import torch
-    from transformers import AutoConfig
 
     chosen = []
     try:
-        config = AutoConfig.from_pretrained(str(model)).get_text_config()
-    except (OSError, ValueError):
+        config = load_config(str(model))
+    except ModelError:
         config = None  # vLLM reads it too, and says what is wrong with it
     if getattr(config, "dtype", None) == torch.float32:
         chosen += ["--dtype", "float32"]
@@ -117,11 +117,9 @@ def defaults(model: Path) -> list[str]:
 
 def context_of(model: Path, beyond: int) -> tuple[list[str], dict[str, str]]:
     """The flag and the setting that give a prompt the model's whole context, and ``beyond`` places more."""
-    from transformers import AutoConfig
-
     try:
-        config = AutoConfig.from_pretrained(str(model)).get_text_config()
-    except (OSError, ValueError):
+        config = load_config(str(model))
+    except ModelError:
         return [], {}
     context: int | None = getattr(config, "max_position_embeddings", None)
     if context is None:

@@ -15,23 +15,9 @@ from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import ModelError
-
-
-def hollow_target(model: str) -> nn.Module:
-    """The model of a checkpoint as Hugging Face's class, on the meta device: shapes without values.
-
-    Raises:
-        ModelError: there is no such model.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    try:
-        config = AutoConfig.from_pretrained(model)
-        with torch.device("meta"):
-            hollow: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError) as error:
-        raise ModelError(f"cannot load the model {model}: {str(error).splitlines()[0]}") from error
-    return hollow.eval()
+from .loading import load_target
+from .location import locate
+from .skeleton import skeleton
 
 
 def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:
@@ -44,19 +30,20 @@ def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:
     Raises:
         ModelError: there is no such model.
     """
-    from transformers import AutoModelForCausalLM
-
-    wanted = getattr(torch, dtype)
-    hollow = hollow_target(model)
-    if _fill(hollow, mapped_tensors(Path(model)), wanted):
+    hollow = skeleton(model)
+    if _fill(hollow, mapped_tensors(model), getattr(torch, dtype)):
         return TargetFingerprint.of(find_anatomy(hollow))
-    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=wanted)
-    return TargetFingerprint.of(find_anatomy(loaded.eval()))
+    return TargetFingerprint.of(find_anatomy(load_target(model, dtype, "cpu")))
 
 
 def hollow_anatomy(model: str) -> Anatomy:
-    """The anatomy of `hollow_target`."""
-    return find_anatomy(hollow_target(model))
+    """The anatomy of a checkpoint's `skeleton`: shapes without values.
+
+    Raises:
+        ModelError: there is no such model.
+        BindError: no anatomy is known for it.
+    """
+    return find_anatomy(skeleton(model))
 
 
 def final_norm_of(model: str, dtype: torch.dtype) -> nn.Module:
@@ -68,25 +55,25 @@ def final_norm_of(model: str, dtype: torch.dtype) -> nn.Module:
     Raises:
         ModelError: there is no such model, or its family has no such norm.
     """
-    from transformers import AutoModelForCausalLM
-
     anatomy = hollow_anatomy(model)
     if anatomy.final_norm is None or anatomy.final_norm_name is None:
         raise ModelError(f"{model}: {type(anatomy.model).__name__} has no norm before its output layer")
     own = {f"{anatomy.final_norm_name}.{name}": name for name in anatomy.final_norm.state_dict()}
-    found = {} if _renamed(anatomy.model) else mapped_tensors(Path(model))
+    found = {} if _renamed(anatomy.model) else mapped_tensors(model)
     if own.keys() <= found.keys():
         state = {short: found[name].to(dtype) for name, short in own.items()}
         anatomy.final_norm.load_state_dict(state, assign=True)
         return anatomy.final_norm
-    loaded: nn.Module = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
-    norm = find_anatomy(loaded.eval()).final_norm
+    norm = find_anatomy(load_target(model, str(dtype).removeprefix("torch."), "cpu")).final_norm
     assert norm is not None
     return norm
 
 
-def mapped_tensors(directory: Path) -> dict[str, Tensor]:
-    """A checkpoint's tensors, mapped into memory; empty where it is not one of safetensors files."""
+def mapped_tensors(model: str) -> dict[str, Tensor]:
+    """A checkpoint's tensors, mapped into memory; empty where they are not those of safetensors files."""
+    if locate(model).adapter is not None:
+        return {}
+    directory = Path(model)
     index = directory / "model.safetensors.index.json"
     try:
         names = (

@@ -6,8 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import ModelError
-from capture_hooks.store import checkpoint
-from capture_hooks.store.checkpoint import final_norm_of
+from capture_hooks.target import checkpoint, final_norm_of
 from capture_hooks.testing import tiny
 
 
@@ -22,7 +21,7 @@ def test_it_computes_what_the_models_own_does(tmp_path, monkeypatch, family, dty
     with torch.no_grad():
         assert torch.equal(found(states), anatomy.final_norm(states))
         # Where the checkpoint's tensors are not found by name the model is loaded instead.
-        monkeypatch.setattr(checkpoint, "mapped_tensors", lambda directory: {})
+        monkeypatch.setattr(checkpoint, "mapped_tensors", lambda model: {})
         assert torch.equal(final_norm_of(str(tmp_path), dtype)(states), anatomy.final_norm(states))
 
 

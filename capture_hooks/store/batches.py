@@ -6,7 +6,7 @@ makes the same batches, so the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
@@ -25,7 +25,7 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
     return shards
 
 
-def plan_batches(lengths: Sequence[int], shard: range, batch_tokens: int) -> list[list[int]]:
+def plan_batches(lengths: Sequence[int], shard: Iterable[int], batch_tokens: int) -> list[list[int]]:
     """The sequences of one shard, longest first, in batches of at most ``batch_tokens`` with their padding.
 
     Sequences of like length share a batch, so little is padded.  A sequence longer than ``batch_tokens``

@@ -3,12 +3,18 @@
 Sequences are padded on the right and no attention mask is passed: under causal attention nothing before a row
 sees the padding after it, and without a mask attention takes its fastest path and no value is looked at on
 the way, so an accelerator is never waited for.
+
+A sequence with images runs alone, with exactly what the target's processor gives: families differ in how
+they batch pixels, grids and sizes and in positions (M-RoPE); alone, nothing can be put together wrongly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +110,15 @@ class Target:
         return _to_cpu(states.packed.view(*grid, -1), target, argmax, lengths)
 
     @torch.inference_mode()
+    def capture_images(self, inputs: Mapping[str, Tensor]) -> Captured:
+        """Run the target over one sequence with images (`Media.inputs`); the session must be entered."""
+        self._session.clear()
+        argmax, lengths = self._argmax_with_images(inputs), (inputs["input_ids"].shape[1],)
+        states = self._session.states
+        target = None if self.target_input is not None else states.target[None]
+        return _to_cpu(states.packed[None], target, argmax, lengths)
+
+    @torch.inference_mode()
     def check(self, tokens: Tensor) -> tuple[tuple[int, ...], int]:
         """Trial run: widths of the inputs and of the target; makes sure that ``argmax`` is the model's own.
 
@@ -139,7 +154,50 @@ class Target:
             return torch.cat([logits[row, :length].argmax(-1) for row, length in enumerate(lengths)])
         hidden = self.anatomy.decoder(input_ids=batch, use_cache=False)[0]
         rows = torch.cat([hidden[row, :length] for row, length in enumerate(lengths)])
+        return self._greedy(rows)
+
+    def _argmax_with_images(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """As `_argmax`.  The whole model puts the images in; its decoder's output is taken on the way out."""
+        seen: list[Tensor] = []
+        handle = self.anatomy.decoder.register_forward_hook(
+            lambda module, args, output: seen.append(output[0])
+        )
+        try:
+            run_with_images(self._model, inputs, self.device)
+        finally:
+            handle.remove()
+        return self._greedy(seen[0][0])
+
+    def _greedy(self, rows: Tensor) -> Tensor:
+        """[n] arg-max tokens of the decoder's output [n, H]."""
         return torch.cat([self.anatomy.lm_head(chunk).argmax(-1) for chunk in torch.split(rows, LOGIT_ROWS)])
+
+
+def run_with_images(model: nn.Module, inputs: Mapping[str, Tensor], device: torch.device) -> Any:
+    """A forward of the whole model over what its processor made of one sequence; gives its output.
+
+    Logits are asked for at the last row alone where the model can leave out the others.  Floating-point
+    tensors are cast to the model's dtype, as with ``BatchFeature.to(device, dtype)``.
+    """
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    ready: dict[str, Any] = {
+        name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()
+    }
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        ready["logits_to_keep"] = 1
+    with _positions_kept(model):
+        return model(**ready, use_cache=False)
+
+
+@contextmanager
+def _positions_kept(model: nn.Module) -> Iterator[None]:
+    """Models with M-RoPE keep how far a prompt's images shift positions: it is not for other prompts."""
+    found = [(module, module.rope_deltas) for module in model.modules() if hasattr(module, "rope_deltas")]
+    try:
+        yield
+    finally:
+        for module, before in found:
+            module.rope_deltas = before
 
 
 def _needs_whole_model(model: nn.Module, anatomy: Anatomy, spec: CaptureSpec) -> bool:

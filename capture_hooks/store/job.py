@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -83,8 +83,10 @@ class DumpJob(Writing):
         """Capture one shard; yields the tokens of each batch."""
         starts = dict(zip(shard, tensors.starts.tolist(), strict=False))
         waiting: tuple[list[int], Captured] | None = None
-        for batch in plan_batches(self._lengths, shard, self._batch_tokens):
-            captured = self._target.capture([self._examples[i].token_ids for i in batch])
+        text = [i for i in shard if self._examples[i].media is None]
+        alone = [[i] for i in shard if self._examples[i].media is not None]
+        for batch in plan_batches(self._lengths, text, self._batch_tokens) + alone:
+            captured = self._capture(batch)
             # One behind: an accelerator works on this batch while the last one is unpacked.
             if waiting is not None:
                 waiting[1].fill(tensors, [starts[i] for i in waiting[0]])
@@ -93,13 +95,23 @@ class DumpJob(Writing):
         if waiting is not None:
             waiting[1].fill(tensors, [starts[i] for i in waiting[0]])
 
+    def _capture(self, batch: Sequence[int]) -> Captured:
+        media = self._examples[batch[0]].media
+        if media is not None:
+            return self._target.capture_images(media.inputs())
+        return self._target.capture([self._examples[i].token_ids for i in batch])
+
     def _seconds_per_token(self) -> float:
-        longest = max(self._examples[:64], key=len).token_ids[:PROBE_TOKENS]
+        example = max(self._examples[:64], key=len)
+        longest = example.token_ids[:PROBE_TOKENS]
         batch = [longest] * max(1, min(PROBE_TOKENS, self._batch_tokens) // len(longest))
         with self._target.session:
             self._target.capture([longest[:8]])
             started = time.perf_counter()
-            captured = self._target.capture(batch)
+            if example.media is not None:
+                captured = self._target.capture_images(example.media.inputs())
+            else:
+                captured = self._target.capture(batch)
             captured.wait()
             return (time.perf_counter() - started) / sum(captured.lengths)
 

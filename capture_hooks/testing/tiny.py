@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .tiny_families import FAMILIES, HIDDEN, LAYERS, VOCAB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -76,13 +76,16 @@ def llama(*, seed: int = 0, **overrides: Any) -> PreTrainedModel:
     return model("llama", seed=seed, **overrides)
 
 
-def tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
+def tokenizer(
+    chat_template: str | None = CHATML, extra: Mapping[str, str] | None = None
+) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer that encodes any text losslessly; its ids fit every tiny model.
 
     ``<|endoftext|>`` = 0 pads, ``<|im_start|>`` = 1 begins, ``<|im_end|>`` = 2 ends.
 
     Args:
         chat_template: a Jinja template, or None for a tokenizer without one.
+        extra: more special tokens by attribute (``image_token``, ...), with ids from 259 on.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -98,6 +101,7 @@ def tokenizer(chat_template: str | None = CHATML) -> PreTrainedTokenizerFast:
         bos_token=_SPECIAL[1],
         eos_token=_SPECIAL[2],
         clean_up_tokenization_spaces=False,
+        extra_special_tokens=dict(extra or {}),
     )
     made.chat_template = chat_template
     return made

@@ -93,6 +93,20 @@ _QWEN_VIT: Final[Mapping[str, Any]] = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0, 1],
 }
+_QWEN25_VIT: Final[Mapping[str, Any]] = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": HIDDEN,
+    "patch_size": 4,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": 2,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
+#: Time, height and width each turn some of a head's four pairs of channels.
+_MROPE: Final[Mapping[str, Any]] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 _QWEN_TOKENS: Final[Mapping[str, Any]] = {
     "image_token_id": 260,
     "video_token_id": 261,
@@ -140,9 +154,19 @@ FAMILIES: Final[dict[str, Family]] = {
     "phi": _grouped("phi"),
     "phi3": _grouped("phi3"),
     "qwen2": _grouped("qwen2"),
+    "qwen2_5_vl": _seeing(
+        "qwen2_5_vl",
+        "qwen2_5_vl_text",
+        outer={"vision_config": _QWEN25_VIT, **_QWEN_TOKENS},
+        rope_parameters=_MROPE,
+    ),
     "qwen3_moe": _grouped("qwen3_moe", head_dim=8, num_experts=4, **_EXPERTS),
     "qwen3_vl": _seeing(
-        "qwen3_vl", "qwen3_vl_text", outer={"vision_config": _QWEN_VIT, **_QWEN_TOKENS}, head_dim=8
+        "qwen3_vl",
+        "qwen3_vl_text",
+        outer={"vision_config": _QWEN_VIT, **_QWEN_TOKENS},
+        head_dim=8,
+        rope_parameters={**_MROPE, "mrope_interleaved": True},
     ),
     "smollm3": _grouped("smollm3"),
     "stablelm": _grouped("stablelm"),

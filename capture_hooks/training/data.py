@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class Sequences(Protocol):
         """Token ids [T] int64 and loss mask [T] bool of one sequence."""
         ...
 
-    def piece(self, index: int, start: int, stop: int) -> Mapping[str, Tensor]:
-        """Rows start..stop-1 as named tensors, each with one row per token."""
+    def piece(self, index: int, start: int, stop: int) -> Mapping[str, Any]:
+        """Rows start..stop-1 as named tensors, each with one row per token; ``media`` as `Media.inputs`."""
         ...
 
 
@@ -64,7 +64,7 @@ def windows(sequences: Sequences, chosen: Sequence[int], longest: int) -> list[W
     return pieces
 
 
-class WindowDataset(Dataset[Mapping[str, Tensor]]):
+class WindowDataset(Dataset[Mapping[str, Any]]):
     """The pieces of a collection of sequences."""
 
     def __init__(self, sequences: Sequences, pieces: Sequence[Window]) -> None:
@@ -73,7 +73,7 @@ class WindowDataset(Dataset[Mapping[str, Tensor]]):
     def __len__(self) -> int:
         return len(self.pieces)
 
-    def __getitem__(self, index: int) -> Mapping[str, Tensor]:
+    def __getitem__(self, index: int) -> Mapping[str, Any]:
         piece = self.pieces[index]
         return self.sequences.piece(piece.sequence, piece.start, piece.stop)
 
@@ -83,11 +83,15 @@ class WindowDataset(Dataset[Mapping[str, Tensor]]):
         return [piece.length for piece in self.pieces]
 
 
-def pack(pieces: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Lay pieces end to end without padding; ``starts`` [S+1] says where each begins."""
+def pack(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Lay pieces end to end without padding; ``starts`` [S+1] says where each begins, ``media`` is a list."""
     if not pieces:
         raise DataError("a batch of no sequences")
     lengths = torch.tensor([0] + [len(piece["token_ids"]) for piece in pieces])
-    packed = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
+    packed: dict[str, Any] = {
+        name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0] if name != "media"
+    }
+    if "media" in pieces[0]:
+        packed["media"] = [piece["media"] for piece in pieces]
     packed["starts"] = lengths.cumsum(0)
     return packed

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import bind
+from ..capture import CaptureSession, bind
 from ..capture.anatomy import Anatomy
 from ..spec import CaptureSpec
+from ..store.forward import run_with_images
 
 #: Sequences run together are padded to the longest; the shortest is at least this share of it.
 _ALIKE: Final = 0.75
@@ -20,14 +22,15 @@ class LiveCapture:
     """Adds ``states`` and ``target`` to a packed batch of tokens; nothing is written to disk.
 
     Sequences of like length go through the target together, padded on the right; a piece cut from a
-    longer sequence is run with all that precedes it, as a dump's states were.
+    longer sequence is run with all that precedes it, as a dump's states were.  A sequence with images is run
+    alone and whole, as for a dump.
     """
 
     def __init__(self, model: nn.Module, spec: CaptureSpec, anatomy: Anatomy) -> None:
         self.model = model
         self._session = bind(model, spec, target=True, anatomy=anatomy)
 
-    def __call__(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Tensor]:
         """The batch of `pack` over `LiveSequences`, with states [N, K*H] and target [N, H].
 
         Raises:
@@ -37,12 +40,21 @@ class LiveCapture:
         before = torch.split(batch["context"], batch["context_length"].tolist())
         pieces = torch.split(batch["token_ids"], batch["starts"].diff().tolist())
         whole = [torch.cat(parts) for parts in zip(before, pieces, strict=True)]
-        states: list[Tensor] = [torch.empty(0)] * len(whole)
-        target = list(states)
-        for group in alike([len(ids) for ids in whole]):
-            for index, (inputs, wanted) in zip(group, self._run([whole[i] for i in group]), strict=True):
-                first = len(before[index])
-                states[index], target[index] = inputs[first:].to(device), wanted[first:].to(device)
+        media = batch["media"]
+        found: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))] * len(whole)
+        for index, inputs in enumerate(media):
+            if inputs is not None:
+                found[index] = self._run_with_images(inputs)
+        text = [i for i, inputs in enumerate(media) if inputs is None]
+        for group in alike([len(whole[i]) for i in text]):
+            chosen = [text[i] for i in group]
+            for index, rows in zip(chosen, self._run([whole[i] for i in chosen]), strict=True):
+                found[index] = rows
+        states, target = [], []
+        for ids, first, (inputs, wanted) in zip(pieces, map(len, before), found, strict=True):
+            last = first + len(ids)
+            states.append(inputs[first:last].to(device))
+            target.append(wanted[first:last].to(device))
         return {
             "states": torch.cat(states),
             "target": torch.cat(target),
@@ -58,17 +70,32 @@ class LiveCapture:
         lengths = torch.tensor([len(ids) for ids in sequences], device=device)
         ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(device)
         mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-        training = self.model.training
-        self.model.eval()
-        try:
-            with self._session as capture:
-                self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-        finally:
-            self.model.train(training)
+        with self._capturing() as capture:
+            self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
         captured = capture.states
         captured.check_finite()
         found = [captured.sequence(i) for i in range(len(sequences))]
         return [(one.packed, one.target) for one in found]
+
+    @torch.no_grad()
+    def _run_with_images(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """As `_run`, of one sequence with what its images are to the model (`Media.inputs`)."""
+        with self._capturing() as capture:
+            run_with_images(self.model, inputs, next(self.model.parameters()).device)
+        captured = capture.states
+        captured.check_finite()
+        return captured.packed, captured.target
+
+    @contextmanager
+    def _capturing(self) -> Iterator[CaptureSession]:
+        """The session, around a forward in eval mode."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            with self._session as capture:
+                yield capture
+        finally:
+            self.model.train(training)
 
 
 def alike(lengths: Sequence[int]) -> list[list[int]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from accelerate.utils import send_to_device
 from torch import Tensor
 from transformers import TrainingArguments
 
@@ -92,7 +93,7 @@ def estimate(
 
     def first_share() -> dict[str, Tensor]:
         share = split(batch, lengths, parts)[args.process_index]
-        tensors = {name: tensor.to(device) for name, tensor in pack([setup.train[i] for i in share]).items()}
+        tensors = send_to_device(pack([setup.train[i] for i in share]), device)
         return setup.capture(tensors) if setup.capture is not None and "states" not in tensors else tensors
 
     autocast = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,28 +65,39 @@ class LiveSequences:
 
     def __init__(self, examples: Sequence[Example]) -> None:
         self._tokens = [(e.token_ids, e.loss_mask) for e in examples]
+        self._media = [e.media for e in examples]
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     @property
     def digest(self) -> str:
-        """SHA-256 over token ids and masks."""
+        """SHA-256 over token ids, masks and images."""
         digest = hashlib.sha256()
-        for ids, mask in self._tokens:
+        for (ids, mask), media in zip(self._tokens, self._media, strict=True):
             digest.update(len(ids).to_bytes(8, "big") + ids.numpy().tobytes() + mask.numpy().tobytes())
+            if media is not None:
+                digest.update(media.digest.encode())
         return digest.hexdigest()
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids and loss mask."""
         return self._tokens[index]
 
-    def piece(self, index: int, start: int, stop: int) -> Mapping[str, Tensor]:
-        """Tokens alone, with what precedes them, which the target has to read."""
+    def piece(self, index: int, start: int, stop: int) -> Mapping[str, Any]:
+        """Tokens alone, with what precedes them, which the target has to read, and ``media``: its images.
+
+        Pixels are computed here, so by the data loader's processes where there are some.
+
+        Raises:
+            DataError: an image is gone, or has changed since the data was read.
+        """
         ids, mask = self._tokens[index]
+        media = self._media[index]
         return {
             "token_ids": ids[start:stop],
             "loss_mask": mask[start:stop],
             "context": ids[:start],
             "context_length": torch.tensor([start]),
+            "media": media.inputs() if media is not None else None,
         }

@@ -17,6 +17,7 @@ from ...errors import DataError
 from ..manifest import Provenance
 from .chat import ChatEncoder, messages_of
 from .records import Record, read_records
+from .vision import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -31,11 +32,15 @@ RECORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence: token ids [T] int64, loss mask [T] bool (tokens to learn), and where it came from."""
+    """One sequence: token ids [T] int64, loss mask [T] bool (tokens to learn), and where it came from.
+
+    ``media`` are its images, where it has any; the target is then run with them.
+    """
 
     token_ids: Tensor
     loss_mask: Tensor
     source: str
+    media: Media | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -80,11 +85,13 @@ class Examples(Sequence[Example]):
         return sum(int(item.loss_mask.sum()) for item in self.items)
 
     def provenance(self) -> Provenance:
-        """What a manifest says about this data; the digest covers ids, masks and lengths, in order."""
+        """What a manifest says about this data; the digest covers ids, masks and images, in order."""
         digest = hashlib.sha256()
         for item in self.items:
             ids, mask = item.token_ids.tolist(), item.loss_mask.tolist()
             digest.update(struct.pack(f"<q{len(ids)}q{len(mask)}?", len(ids), *ids, *mask))
+            if item.media is not None:
+                digest.update(item.media.digest.encode())
         return Provenance(
             source=self.source,
             digest=digest.hexdigest(),

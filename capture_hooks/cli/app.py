@@ -11,10 +11,10 @@ import typer
 from .. import __version__
 from ..errors import PluginError
 from ..plugins import Registry, registry
-from . import convert, dump, eval_, explain, generate, plugins, points, serve, train
+from . import convert, data, dump, eval_, explain, generate, plugins, points, serve, train
 from .contract import Command
 
-COMMANDS = (points, explain, convert, plugins, dump, train, generate, eval_, serve)
+COMMANDS = (points, explain, convert, plugins, data, dump, train, generate, eval_, serve)
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -29,7 +29,7 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_options)
     for module in COMMANDS:
         module.register(app)
-    core = {command.name for command in app.registered_commands}
+    core = {added.name for added in (*app.registered_commands, *app.registered_groups)}
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     if wanted not in core and "--version" not in arguments:
         installed = registry()

@@ -93,10 +93,13 @@ def test_help_imports_no_torch(arguments: list[str]) -> None:
 
 
 def test_every_command_of_the_core_has_help() -> None:
-    commands = [info.name for info in build(["plugins"]).registered_commands]
+    app = build(["plugins"])
+    commands = [info.name for info in app.registered_commands]
     core = ["points", "explain", "convert", "plugins", "dump", "train", "generate", "eval", "serve"]
     assert commands == core
-    for command in commands:
+    groups = [info.name for info in app.registered_groups]
+    assert groups == ["data"]
+    for command in (*commands, *groups):
         result = run(command, "--help", **ALONE)
         assert result.returncode == 0, result.stderr
         assert f"Usage: capture-hooks {command}" in result.stdout
@@ -110,6 +113,13 @@ def test_usage_errors_exit_2(arguments: list[str]) -> None:
     assert result.returncode == 2
     assert "Usage: capture-hooks" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_group_of_the_core_loads_no_plugin(plugin: Path) -> None:
+    (plugin / "acme_plugin.py").write_text("import sys; print('loaded', file=sys.stderr)")
+    assert "loaded" in run("greet", **only(plugin)).stderr
+    result = run("data", "--help", **only(plugin))
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_users_error_is_its_message_and_exit_1(plugin: Path) -> None:

@@ -122,11 +122,13 @@ def _through(
     shard_tokens: int | None,
     console: Console,
 ) -> Iterator[Writing]:
+    from ..store.checks import check_text_alone
     from ..store.engine_job import EngineDumpJob, dtype_of, first_states
     from ..store.manifest import MANIFEST
     from ..target import checkpoint_fingerprint, hollow_anatomy
 
     provider, path = installed_engine(engine), target_path(model)
+    check_text_alone(examples, engine)
     anatomy = hollow_anatomy(model)
     spec = (asked or _eagle3(anatomy.n_layers, console)).absolute(anatomy.n_layers)
     if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or (out / MANIFEST).exists())):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ from .manifest import Manifest
 from .shard import ShardTensors
 from .stream import all_finite
 
+#: How configurations of transformers name such tokens: image_token_id, vision_start_token_id, ...
+_MEDIA_TOKEN: Final = re.compile(r"(image|video|vision|frame|audio|boi|eoi|boa|eoa)(_\w+)?_token_(id|index)$")
+
 
 def context_length(model: nn.Module) -> int | None:
     """Tokens a model was made to read; None where its configuration does not say."""
@@ -23,6 +27,13 @@ def context_length(model: nn.Module) -> int | None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     length = getattr(text, "max_position_embeddings", None)
     return int(length) if length else None
+
+
+def image_tokens(model: nn.Module) -> frozenset[int]:
+    """Ids of the tokens that stand for images, video or sound, or surround them, by the configuration."""
+    config: Any = getattr(model, "config", None)
+    fields: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return frozenset(id_ for name, id_ in fields.items() if _MEDIA_TOKEN.match(name) and type(id_) is int)
 
 
 def check_examples(examples: Sequence[Example], vocab_size: int, context: int | None) -> None:
@@ -43,6 +54,20 @@ def check_examples(examples: Sequence[Example], vocab_size: int, context: int | 
                 f"{example.source}: token ids from {least} to {most} do not fit the model's vocabulary of "
                 f"{vocab_size}; the data was made for another model or tokenizer"
             )
+
+
+def check_text_alone(examples: Sequence[Example], what: str) -> None:
+    """Whether no sequence has images, which ``what`` would not be sent.
+
+    Raises:
+        DataError: some have; names the first.
+    """
+    seen = [example for example in examples if example.media is not None]
+    if seen:
+        raise DataError(
+            f"{seen[0].source}: {len(seen)} of {len(examples)} sequences have images, which are not sent to "
+            f"{what}; run the target in this process (--engine embedded)"
+        )
 
 
 def check_finite(manifest: Manifest, shard: ShardTensors, examples: Sequence[Example], first: int) -> None:

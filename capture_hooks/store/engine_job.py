@@ -10,7 +10,7 @@ from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import EngineError
 from ..spec import CaptureSpec
-from .checks import check_examples, context_length
+from .checks import check_examples, check_text_alone, context_length
 from .contract import CaptureEngine, SequenceError, SequenceStates
 from .data import Examples
 from .manifest import Engine, Manifest
@@ -40,7 +40,8 @@ class EngineDumpJob(Writing):
 
     Raises:
         SpecError: the spec does not fit the model.
-        DataError: sequences longer than the model's context, or tokens outside its vocabulary.
+        DataError: sequences with images, longer than the model's context, or with tokens outside its
+            vocabulary.
         StoreError: a dtype that cannot be stored.
         EngineError: an engine whose stream is not as wide as the model's.
     """
@@ -58,6 +59,7 @@ class EngineDumpJob(Writing):
         shard_tokens: int | None = None,
     ) -> None:
         resolved = spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
+        check_text_alone(examples, engine.name)
         check_examples(examples, anatomy.vocab_size, context_length(anatomy.model))
         self._engine = engine
         self._arriving: Iterator[SequenceStates] | None = None

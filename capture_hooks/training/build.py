@@ -22,7 +22,7 @@ from ..heads.files import read_config
 from ..plugins import registry
 from ..spec import CaptureSpec
 from ..store import Dump, Example, context_length
-from ..store.checks import check_examples
+from ..store.checks import check_examples, image_tokens
 from .config import TrainConfig
 from .data import Sequences, WindowDataset, pack, windows
 from .online import LiveCapture
@@ -107,7 +107,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
         held_out_coverage=coverage(token_counts(eval_source, sides.held_out, anatomy.vocab_size), ids)
         if held_out.pieces
         else None,
-        witness_tokens=_witness_tokens(held_out if held_out.pieces else train),
+        witness_tokens=_witness_tokens(held_out if held_out.pieces else train, image_tokens(model)),
         digest=_digest(train, held_out),
     )
 
@@ -216,9 +216,13 @@ def _sample(train: WindowDataset, config: TrainConfig, capture: LiveCapture | No
     return (capture(batch) if capture is not None and "states" not in batch else batch)["states"]
 
 
-def _witness_tokens(data: WindowDataset, sequences: int = 4) -> tuple[list[int], ...]:
+def _witness_tokens(
+    data: WindowDataset, not_text: frozenset[int], sequences: int = 4
+) -> tuple[list[int], ...]:
+    """Sequences for the witness, which engines read as text: without the tokens that stand for images."""
     numbers = dict.fromkeys(piece.sequence for piece in data.pieces)
-    return tuple(data.sequences.tokens(number)[0].tolist() for number in list(numbers)[:sequences])
+    chosen = (data.sequences.tokens(number)[0].tolist() for number in list(numbers)[:sequences])
+    return tuple([token for token in tokens if token not in not_text] for tokens in chosen)
 
 
 def _digest(*sides: WindowDataset) -> str:

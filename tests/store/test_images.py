@@ -63,8 +63,12 @@ def example(vision, processor, number, turns):
     if not images:
         made = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
         return Example(torch.tensor(made), torch.ones(len(made), dtype=torch.bool), f"data:{number}")
-    ids, mask, media = vision.encode(f"data:{number}", text, spans, images)
-    return Example(torch.tensor(ids), torch.tensor(mask), f"data:{number}", media)
+    seen = vision.read(f"data:{number}", text, images)
+    mask = torch.zeros(len(seen.ids), dtype=torch.bool)
+    for start, end in spans:
+        mask[seen.edge(start) : seen.edge(end)] = True
+    mask[list(seen.of_images)] = False
+    return Example(torch.tensor(seen.ids), mask, f"data:{number}", media=seen.media)
 
 
 def prepared(family, turns):

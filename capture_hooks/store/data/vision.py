@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 #: What the processor is asked for to place spans, and is no argument of the model.
 _OFFSETS: Final = "text_replacement_offsets"
 
-Spans = Sequence[tuple[int, int]]
-
 
 @dataclass(frozen=True, slots=True)
 class Media:
@@ -63,6 +61,31 @@ class Media:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A rendered conversation with its images, as T tokens.
+
+    Attributes:
+        ids: token ids.
+        of_images: positions that stand for images, and of the marks around them: nobody writes those.
+        media: the images.
+    """
+
+    ids: list[int]
+    of_images: frozenset[int]
+    media: Media
+    _text: str = field(repr=False)
+    _lead: int = field(repr=False)
+    _grown: tuple[tuple[int, int], ...] = field(repr=False)
+
+    def edge(self, at: int) -> int | None:
+        """How many tokens come before character ``at`` of `Media.text`; None where one lies across it."""
+        moved = at + sum(by for end, by in self._grown if end <= at)
+        before = self.media.vision.tokens(self._text[:moved])
+        length = self._lead + len(before)
+        return length if self.ids[self._lead : length] == before else None
+
+
 class Vision:
     """A target's processor, as the tokenizer of conversations with images.
 
@@ -88,54 +111,57 @@ class Vision:
         self._special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special -= {tokenizer.eos_token_id}
 
-    def encode(
-        self, place: str, text: str, spans: Spans, images: Sequence[ImageSource]
-    ) -> tuple[list[int], list[bool], Media]:
-        """Token ids of a rendered conversation, which of them are learnt, and its images.
+    def read(self, place: str, text: str, images: Sequence[ImageSource]) -> Seen:
+        """A rendered conversation as tokens.
 
         Args:
             place: the record, for error messages.
             text: the conversation as its template writes it, with one placeholder per image.
-            spans: character spans of ``text`` that the assistant wrote.
             images: one per placeholder, in order.
 
         Raises:
-            DataError: placeholders and images do not match, an image cannot be read, or a token lies across
-                the edge of a span.
+            DataError: placeholders and images do not match, or an image cannot be read.
         """
         inputs = self.run(place, text, images, **{f"return_{_OFFSETS}": True})
-        ids: list[int] = inputs["input_ids"][0].tolist()
+        name = type(self._processor).__name__
         told = inputs.get(_OFFSETS)
         if not told:
             raise DataError(
-                f"{place}: {type(self._processor).__name__} does not tell where it put the images "
-                f"({_OFFSETS}, transformers 5.19 and later), so the assistant's tokens cannot be told"
+                f"{place}: {name} does not tell where it puts images into a text ({_OFFSETS}), so the "
+                "assistant's tokens cannot be told; a newer transformers may (5.24 does for most models)"
             )
-        expanded, pieces = _expand(text, told[0])
-        plain = self._tokens(expanded)
-        lead = len(ids) - len(plain)  # what the tokenizer puts before a text, such as BOS
-        if lead < 0 or ids[lead:] != plain:
+        expanded = _expanded(text, told[0])
+        ids: list[int] = inputs["input_ids"][0].tolist()
+        plain = self.tokens(expanded)
+        # A tokenizer may put its own tokens before and behind a text, such as BOS.
+        leads = (at for at in range(len(ids) - len(plain) + 1) if ids[at : at + len(plain)] == plain)
+        lead = next(leads, None)
+        if lead is None:
             raise DataError(
-                f"{place}: {type(self._processor).__name__} does not tokenize its text with the images' "
-                "tokens in place as its tokenizer does, so the assistant's tokens cannot be told"
+                f"{place}: {name} does not tokenize its text with the images' tokens in place as its "
+                "tokenizer does, so the assistant's tokens cannot be told"
             )
-        mask = [False] * len(ids)
-        for span in spans:
-            start, end = (self._edge(place, expanded, plain, _moved(at, told[0])) for at in span)
-            mask[lead + start : lead + end] = [True] * (end - start)
-        for at in self._of_images(expanded, pieces):
-            mask[lead + at] = False
-        return ids, mask, Media(tuple(images), text, len(ids), self)
+        return Seen(
+            ids,
+            frozenset(lead + at for at in self._of_images(expanded, told[0])),
+            Media(tuple(images), text, len(ids), self),
+            expanded,
+            lead,
+            tuple((piece["span"][1], len(piece["replacement"]) - len(piece["text"])) for piece in told[0]),
+        )
 
     def run(self, place: str, text: str, images: Sequence[ImageSource], **options: Any) -> BatchFeature:
         """The processor's output for one conversation, as tensors.
+
+        As ``apply_chat_template`` of a processor does, and that of a tokenizer does not, the tokenizer's own
+        tokens are added where the text does not begin with BOS.
 
         Raises:
             DataError: an image cannot be read, or the processor refuses.
         """
         bos = self._processor.tokenizer.bos_token
         if bos is not None and text.startswith(bos):
-            options["add_special_tokens"] = False  # as apply_chat_template does
+            options["add_special_tokens"] = False
         opened = [image.open() for image in images]
         try:
             made: BatchFeature = self._processor(text=[text], images=[opened], return_tensors="pt", **options)
@@ -146,28 +172,18 @@ class Vision:
             ) from None
         return made
 
-    def _tokens(self, text: str) -> list[int]:
+    def tokens(self, text: str) -> list[int]:
+        """Token ids of a text as it is."""
         return list(self._processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _edge(self, place: str, text: str, ids: list[int], at: int) -> int:
-        """How many tokens come before character ``at``."""
-        before = self._tokens(text[:at])
-        if ids[: len(before)] != before:
-            raise DataError(
-                f"{place}: a token lies across an edge of an assistant's turn (after {text[:at][-20:]!r}), "
-                "so it is neither the template's nor the assistant's; strip the turn's leading or trailing "
-                "white space"
-            )
-        return len(before)
-
-    def _of_images(self, text: str, pieces: Spans) -> set[int]:
+    def _of_images(self, text: str, told: Sequence[Mapping[str, Any]]) -> set[int]:
         """Tokens that stand for images, and the marks around them (``<|vision_start|>`` and its like)."""
         made = self._processor.tokenizer(
             text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
         )
         ids, offsets = made["input_ids"], made["offset_mapping"]
         found = set()
-        for start, end in pieces:
+        for start, end in (piece["new_span"] for piece in told):
             inside = [at for at, (first, last) in enumerate(offsets) if first < end and last > start]
             found.update(inside)
             marks = (min(inside) - 1, max(inside) + 1)
@@ -175,17 +191,11 @@ class Vision:
         return found
 
 
-def _expand(text: str, told: Sequence[Mapping[str, Any]]) -> tuple[str, list[tuple[int, int]]]:
-    """The text with every placeholder replaced, and where the replacements are in it."""
+def _expanded(text: str, told: Sequence[Mapping[str, Any]]) -> str:
+    """The text with every placeholder replaced."""
     parts, last = [], 0
     for piece in told:
         start, end = piece["span"]
         parts += [text[last:start], piece["replacement"]]
         last = end
-    return "".join([*parts, text[last:]]), [tuple(piece["new_span"]) for piece in told]
-
-
-def _moved(at: int, told: Sequence[Mapping[str, Any]]) -> int:
-    """Where a character of the text is after the replacements."""
-    grown = sum(len(piece["replacement"]) - len(piece["text"]) for piece in told if piece["span"][1] <= at)
-    return at + grown
+    return "".join([*parts, text[last:]])

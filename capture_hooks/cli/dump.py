@@ -9,6 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import DataError, SpecError, StoreError
+from ._data import (
+    BadRows,
+    ChatTemplate,
+    Data,
+    DataOptions,
+    Limit,
+    Split,
+    TemplateArgument,
+    TooLongOption,
+    TurnsOption,
+    show_summary,
+)
 from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
 
 if TYPE_CHECKING:
@@ -35,12 +47,7 @@ def dump(
         str,
         typer.Option(help="What to capture: 'post.2, post.15, post.26', @FILE.json, or eagle3 (its layers)."),
     ],
-    data: Annotated[
-        Path,
-        typer.Option(
-            help="Conversations, text or token ids: .jsonl, .json, .txt (or .gz), `datasets` folder."
-        ),
-    ],
+    data: Data,
     out: Annotated[Path, typer.Option(help="Where the dump is written, or was begun.")],
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
@@ -49,14 +56,13 @@ def dump(
     max_length: Annotated[
         int | None, typer.Option(min=1, help="Longest sequence; default: the model's context.")
     ] = None,
-    too_long: Annotated[
-        Literal["error", "truncate", "skip"], typer.Option(help="What to do with longer ones.")
-    ] = "error",
-    limit: Annotated[int | None, typer.Option(min=1, help="Take only the first records.")] = None,
-    split: Annotated[str | None, typer.Option(help="Split of a `datasets` folder.")] = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(help="A Jinja file instead of the tokenizer's chat template.")
-    ] = None,
+    too_long: TooLongOption = "error",
+    limit: Limit = None,
+    split: Split = None,
+    chat_template: ChatTemplate = None,
+    template_arg: TemplateArgument = None,
+    turns: TurnsOption = "auto",
+    bad_rows: BadRows = "error",
     shard_tokens: Annotated[
         int | None, typer.Option(min=1, help="Most tokens in a shard; default: about 256 MiB of them.")
     ] = None,
@@ -79,7 +85,8 @@ def dump(
         refuse_flags(engine, words)
     else:
         refuse_options(context, engine, "batch_tokens", "model_dtype", "device")
-    examples = _examples(model, data, max_length, too_long, limit, split, chat_template)
+    options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows, too_long)
+    examples = _examples(model, data, max_length, options, _clock_of(out))
     with (
         _embedded(model, asked, examples, dtype, shard_tokens, batch_tokens, model_dtype, device, console)
         if engine == EMBEDDED
@@ -178,37 +185,28 @@ def _eagle3(n_layers: int, console: Console) -> CaptureSpec:
 
 
 def _examples(
-    model: str,
-    data: Path,
-    max_length: int | None,
-    too_long: Literal["error", "truncate", "skip"],
-    limit: int | None,
-    split: str | None,
-    chat_template: Path | None,
+    model: str, data: str, max_length: int | None, options: DataOptions, clock: str | None
 ) -> Examples:
-    from ..store import read_examples
     from ..target import load_config, load_tokenizer
 
     config = load_config(model)
     context = getattr(config, "max_position_embeddings", None)
     if max_length is not None and context is not None and max_length > context:
         raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
-    try:
-        template = chat_template.read_text() if chat_template is not None else None
-    except OSError as error:
-        raise DataError(
-            f"cannot read the chat template {chat_template}: {error.strerror or error}"
-        ) from error
-    return read_examples(
+    return options.examples(
         data,
         load_tokenizer(model),
         vocab_size=config.vocab_size,
         max_length=max_length if max_length is not None else context,
-        too_long=too_long,
-        limit=limit,
-        chat_template=template,
-        split=split,
+        clock=clock,
     )
+
+
+def _clock_of(out: Path) -> str | None:
+    """What the chat template was told of the date when the dump at ``out`` was begun."""
+    from ..store.manifest import MANIFEST, Manifest
+
+    return Manifest.read(out).data.clock if (out / MANIFEST).exists() else None
 
 
 def _show(console: Console, manifest: Manifest, examples: Examples, cost: Estimate) -> None:
@@ -218,7 +216,10 @@ def _show(console: Console, manifest: Manifest, examples: Examples, cost: Estima
     done = cost.tokens - cost.tokens_left
     there = f"; {done:,} tokens are there already" if done else ""
     console.print(
-        f"data    {cost.sequences:,} sequences, {cost.tokens:,} tokens, {examples.learnt:,} to learn{cut}\n"
+        f"data    {cost.sequences:,} sequences, {cost.tokens:,} tokens, {examples.learnt:,} to learn{cut}"
+    )
+    show_summary(console, examples.summary)
+    console.print(
         f"target  {target.architecture}, {target.n_layers} layers of {target.hidden_size}, {target.dtype}\n"
         f"states  {manifest.spec}, target {manifest.spec.target}, in {manifest.dtype}\n"
         f"cost    about {_time(cost.seconds)}{there}; "

@@ -10,6 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..errors import DecodingError
+from ._data import (
+    BadRows,
+    ChatTemplate,
+    Data,
+    DataOptions,
+    Limit,
+    Split,
+    TemplateArgument,
+    TurnsOption,
+    show_summary,
+)
 from ._decoding import Kernels, load
 from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
 
@@ -26,8 +37,13 @@ def eval_(
     context: typer.Context,
     model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
     head: Annotated[Path, typer.Option(help="A draft head trained for it.")],
-    data: Annotated[Path, typer.Option(help="Prompts: conversations, messages, text or token ids.")],
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    data: Data,
+    limit: Limit = None,
+    split: Split = None,
+    chat_template: ChatTemplate = None,
+    template_arg: TemplateArgument = None,
+    turns: TurnsOption = "last",
+    bad_rows: BadRows = "error",
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Most tokens drafted a round.")] = 5,
     tree: Annotated[
@@ -53,6 +69,7 @@ def eval_(
     Exits with 1 when an answer differs by more than the target's own rounding explains.
     """
     words = settings or []
+    options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows)
     if engine == EMBEDDED:
         refuse_flags(engine, words)
         decoder, tokenizer = load(
@@ -73,7 +90,7 @@ def eval_(
     from rich.progress import Progress
     from rich.table import Table
 
-    from ..decoding import evaluate, evaluate_engine, read_prompts
+    from ..decoding import evaluate, evaluate_engine
     from ..target import load_config, load_tokenizer
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -85,11 +102,11 @@ def eval_(
             progress.update(tasks[what], completed=done, total=total)
 
         if engine == EMBEDDED:
-            prompts = read_prompts(data, tokenizer, vocab_size=decoder.anatomy.vocab_size, limit=limit)
+            prompts = options.prompts(data, tokenizer, vocab_size=decoder.anatomy.vocab_size)
             report = evaluate(decoder, prompts, max_new_tokens=max_new_tokens, on_progress=show)
         else:
             vocabulary = load_config(model).vocab_size
-            prompts = read_prompts(data, load_tokenizer(model), vocab_size=vocabulary, limit=limit)
+            prompts = options.prompts(data, load_tokenizer(model), vocab_size=vocabulary)
             report = evaluate_engine(
                 provider,
                 target_path(model),
@@ -99,6 +116,7 @@ def eval_(
                 max_new_tokens=max_new_tokens,
                 on_progress=show,
             )
+    show_summary(Console(stderr=True, highlight=False, soft_wrap=True), prompts.summary)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:

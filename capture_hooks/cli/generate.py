@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import ModelError
+from ._data import ChatTemplate, DataOptions, TemplateArgument
 from ._decoding import Kernels, load
 
 
@@ -26,6 +27,8 @@ def generate(
     raw: Annotated[
         bool, typer.Option("--raw", help="Take the prompt as it is, without chat template.")
     ] = False,
+    chat_template: ChatTemplate = None,
+    template_arg: TemplateArgument = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     draft_tokens: Annotated[int, typer.Option(min=1, help="Most tokens drafted a round.")] = 5,
     tree: Annotated[
@@ -45,6 +48,8 @@ def generate(
     device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
 ) -> None:
     """Generate an answer with speculative decoding; text goes to stdout, figures to stderr."""
+    options = DataOptions(chat_template=chat_template, template_arguments=tuple(template_arg or ()))
+    settings = options.settings()
     decoder, tokenizer = load(
         model,
         head,
@@ -58,16 +63,16 @@ def generate(
     import torch
     from transformers import TextStreamer
 
-    from ..decoding import DecodeStats, chat_prompt
+    from ..decoding import DecodeStats, chat_prompt, text_prompt
 
     if tokenizer is None:
         raise ModelError(f"the model {model} has no tokenizer, so it can read no prompt")
     text = sys.stdin.read() if prompt == "-" else prompt
     if raw:
-        ids = list(tokenizer(text)["input_ids"])
+        ids = text_prompt(tokenizer, text)
     else:
         turns = [{"role": "system", "content": system}] if system is not None else []
-        ids = chat_prompt(tokenizer, [*turns, {"role": "user", "content": text}])
+        ids = chat_prompt(tokenizer, [*turns, {"role": "user", "content": text}], settings)
     how: dict[str, Any] = {"do_sample": False}
     generator = None
     if temperature > 0:

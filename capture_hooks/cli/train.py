@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from ._data import (
+    BadRows,
+    ChatTemplate,
+    DataOptions,
+    Limit,
+    Split,
+    TemplateArgument,
+    TooLongOption,
+    TurnsOption,
+    show_summary,
+)
+from ._pairs import pairs
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,15 +36,19 @@ def train(
     out: Annotated[Path, typer.Option(help="Where the head is saved.")],
     dump: Annotated[Path | None, typer.Option(help="A dump of the target's hidden states.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Conversations, text or token ids; states are captured on the way.")
+        str | None,
+        typer.Option(help="Conversations, text or token ids, as for dump; states are captured on the way."),
     ] = None,
     eval_data: Annotated[
-        Path | None, typer.Option(help="A dump or data to evaluate on, instead of a held-out part.")
+        str | None, typer.Option(help="A dump or data to evaluate on, instead of a held-out part.")
     ] = None,
-    too_long: Annotated[
-        Literal["error", "truncate", "skip"],
-        typer.Option(help="What to do with --data longer than the target's context."),
-    ] = "error",
+    too_long: TooLongOption = "error",
+    limit: Limit = None,
+    split: Split = None,
+    chat_template: ChatTemplate = None,
+    template_arg: TemplateArgument = None,
+    turns: TurnsOption = "auto",
+    bad_rows: BadRows = "error",
     held_out: Annotated[float, typer.Option(help="Share of the prompts held out for evaluation.")] = 0.05,
     head: Annotated[str, typer.Option(help="Kind of head.")] = "eagle3",
     spec: Annotated[
@@ -114,13 +130,14 @@ def train(
     """Train a draft head, show held-out acceptance, save the head."""
     if (dump is None) == (data is None):
         raise typer.BadParameter("give either --dump or --data")
+    options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows, too_long)
     settings = pairs(set_, "--set")
     if ttt_steps is not None:
         settings["steps"] = ttt_steps
     if init_from_target:
         settings.setdefault("init_layer", -1)
     from ..target import load_target
-    from ..training import TrainConfig, TrainingInterrupted
+    from ..training import TrainConfig, TrainingInterrupted, recorded_clock
     from ..training import train as run
 
     config = TrainConfig(
@@ -161,14 +178,19 @@ def train(
 
     target = load_target(model, model_dtype, device)
     first = int(os.environ.get("RANK", "0")) == 0
+    clock = recorded_clock(out) if resume else None
     with TrainView() as view:
+        learnt = read(str(dump or data), model, target, options, clock)
+        evaluated = read(eval_data, model, target, options, clock) if eval_data is not None else None
+        if first and data is not None:
+            show_summary(view.console, learnt.summary)
         try:
             run(
                 target,
-                read(dump or data, model, target, too_long),
+                learnt,
                 config,
                 out=out,
-                eval_data=read(eval_data, model, target, too_long) if eval_data is not None else None,
+                eval_data=evaluated,
                 resume=resume,
                 overwrite=overwrite,
                 reporter=view,
@@ -184,28 +206,11 @@ def train(
         view.console.print(f"saved {out}")
 
 
-def pairs(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """``KEY=VALUE`` texts as a dictionary; a value is JSON where it reads as JSON, else text."""
-    found: dict[str, Any] = {}
-    for text in texts or []:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint=option)
-        try:
-            found[key] = json.loads(value)
-        except json.JSONDecodeError:
-            found[key] = value
-    return found
-
-
-def read(
-    path: Path | None, model: str, target: nn.Module, too_long: Literal["error", "truncate", "skip"]
-) -> Any:
+def read(path: str, model: str, target: nn.Module, options: DataOptions, clock: str | None) -> Any:
     """A dump where there is one, else examples."""
-    from ..store import Dump, context_length, read_examples
+    from ..store import Dump, context_length
     from ..target import load_tokenizer
 
-    assert path is not None
-    if (path / "manifest.json").exists():
-        return Dump.open(path)
-    return read_examples(path, load_tokenizer(model), max_length=context_length(target), too_long=too_long)
+    if (Path(path) / "manifest.json").exists():
+        return Dump.open(Path(path))
+    return options.examples(path, load_tokenizer(model), max_length=context_length(target), clock=clock)

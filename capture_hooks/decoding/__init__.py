@@ -14,7 +14,7 @@ from .evaluation import EvalReport, evaluate
 from .identity import Divergence
 from .offline import OfflineAcceptance, offline_acceptance
 from .packed import PackedLinears
-from .prompts import Prompt, chat_prompt, read_prompts
+from .prompts import Prompt, chat_prompt, read_prompts, text_prompt
 from .stats import DecodeStats, Round
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "evaluate_engine",
     "offline_acceptance",
     "read_prompts",
+    "text_prompt",
 ]

@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..store.data.chat import ChatEncoder, messages_of
-from ..store.data.records import read_records
+from ..store.data import BadRowPolicy, Row, RowEncoder, TemplateSettings, Turns, read_rows
+from ..store.data.encoding import Encoded
+from ..store.data.examples import encoded_rows
+from ..store.data.summary import BadRowCounter, Summary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_FORMS = (
-    "a record has 'prompt_ids' (and 'answer_ids'), or 'input_ids' and 'loss_mask', or 'messages', or "
-    "'conversations', or 'prompt', or 'text' (looked for in this order)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +38,41 @@ class Prompt:
     source: str = ""
 
 
-def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+class Prompts(list[Prompt]):
+    """Prompts, and how the data they came from was read."""
+
+    def __init__(self, prompts: Sequence[Prompt], summary: Summary) -> None:
+        super().__init__(prompts)
+        self.summary = summary
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    settings: TemplateSettings | None = None,
+    *,
+    tools: Sequence[Any] = (),
+) -> list[int]:
     """Token ids of a conversation up to the point where the assistant is to answer.
 
+    Args:
+        tokenizer: with a chat template, unless ``settings`` gives one.
+        messages: as a row's ``messages``.
+        settings: of the chat template.
+        tools: JSON schemas offered to the model.
+
     Raises:
-        DataError: for a tokenizer without a chat template.
+        DataError: for a tokenizer without a chat template, or messages that the template refuses.
     """
-    template = ChatEncoder(tokenizer).template
-    text = tokenizer.apply_chat_template(
-        [dict(message) for message in messages],
-        chat_template=template,
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    fields = {"messages": [dict(message) for message in messages], "tools": list(tools) or None}
+    (prompt,) = RowEncoder(tokenizer, settings, "last").prompts(Row("the conversation", fields))
+    return prompt.ids
+
+
+def text_prompt(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text as it is, without a chat template."""
+    (prompt,) = RowEncoder(tokenizer).prompts(Row("the prompt", {"text": text}))
+    return prompt.ids
 
 
 def read_prompts(
@@ -63,83 +81,44 @@ def read_prompts(
     *,
     vocab_size: int | None = None,
     limit: int | None = None,
-) -> list[Prompt]:
-    """Read a file of prompts.
+    split: str | None = None,
+    settings: TemplateSettings | None = None,
+    turns: Turns = "last",
+    bad_rows: BadRowPolicy = "error",
+) -> Prompts:
+    """Read a file of prompts, rendered as `read_examples` renders what is learnt.
 
-    A conversation is asked again at its last assistant turn; one that ends with the user is a prompt
-    without an answer, as is a ``prompt`` (a user's message) or a plain ``text`` (taken as it is).
+    A conversation is asked again at its last assistant turn, or at each; one that ends with the user is a
+    prompt without an answer, as is a ``prompt`` (a user's message) or a plain ``text`` (taken as it is).
 
     Args:
-        path: .jsonl, .json, .txt (each also .gz), or a directory that `datasets` saved.
+        path: see `read_rows`.
         tokenizer: needed unless every record holds token ids.
         vocab_size: the target's; ids outside it are an error.
-        limit: read only the first so many records.
+        limit: read only the first so many rows.
+        split: which split of a `datasets` directory or data set.
+        settings: of the chat template.
+        turns: ``last`` or ``auto``: the last assistant turn; ``each`` or ``all``: every one that is learnt.
+        bad_rows: refuse the data at the first row that cannot be used, or leave such rows out.
 
     Raises:
         DataError: for data that cannot be used; names file and line.
     """
-    prompts = [_prompt(place, fields, tokenizer) for place, fields in islice(read_records(Path(path)), limit)]
+    encoder = RowEncoder(tokenizer, settings, turns, vocab_size)
+    bad = BadRowCounter()
+    prompts: list[Prompt] = []
+    rows = 0
+    for row in islice(read_rows(path, split), limit):
+        rows += 1
+        prompts += [_prompt(one) for one in encoded_rows(encoder, row, bad, bad_rows, prompts=True)]
     if not prompts:
-        raise DataError(f"{path} is an empty data set: it holds no record")
-    for prompt in prompts:
-        if not len(prompt.token_ids):
-            raise DataError(f"{prompt.source}: the prompt is empty")
-        ids = prompt.token_ids if prompt.answered is None else prompt.answered
-        if vocab_size is not None and int(ids.max()) >= vocab_size:
-            raise DataError(
-                f"{prompt.source}: token id {int(ids.max())} is outside the model's vocabulary of "
-                f"{vocab_size}; the data was made for another model or tokenizer"
-            )
-    return prompts
+        why = f": none of its {rows} rows can be used; the first: {bad.first}" if bad.first else ""
+        raise DataError(f"{path} holds no prompt{why}")
+    return Prompts(prompts, Summary(rows, encoder.counts, bad.found()))
 
 
-def _prompt(place: str, fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> Prompt:
-    fields = {name: value for name, value in fields.items() if value is not None}
-    if "prompt_ids" in fields:
-        ids, answer = (_ids(place, fields.get(name, []), name) for name in ("prompt_ids", "answer_ids"))
-        return _split(place, ids + answer, [False] * len(ids) + [True] * len(answer))
-    if {"input_ids", "loss_mask"} <= fields.keys():
-        ids = _ids(place, fields["input_ids"], "input_ids")
-        mask = fields["loss_mask"]
-        if not isinstance(mask, list) or len(mask) != len(ids) or any(bit not in (0, 1) for bit in mask):
-            raise DataError(f"{place}: 'loss_mask' is a list of 0 and 1, one for each of 'input_ids'")
-        return _split(place, ids, [bool(bit) for bit in mask])
-    if tokenizer is None:
-        raise DataError(f"{place}: text needs a tokenizer, and none was given; give one, or give token ids")
-    for name in ("messages", "conversations"):
-        if name in fields:
-            messages = messages_of(place, fields[name])
-            if messages[-1]["role"] == "assistant":
-                return _split(place, *ChatEncoder(tokenizer).encode(place, messages, fields.get("tools")))
-            return Prompt(torch.tensor(chat_prompt(tokenizer, messages)), source=place)
-    for name in ("prompt", "text"):
-        if name in fields:
-            text = fields[name]
-            if not isinstance(text, str):
-                raise DataError(f"{place}: {name!r} is a string, not {str(text)[:40]!r}")
-            if name == "prompt":
-                ids = chat_prompt(tokenizer, [{"role": "user", "content": text}])
-            else:
-                ids = list(tokenizer(text, verbose=False)["input_ids"])
-            return Prompt(torch.tensor(ids, dtype=torch.long), source=place)
-    raise DataError(f"{place}: nothing to read in a record of {sorted(fields)}; {_FORMS}")
-
-
-def _split(place: str, ids: list[int], mask: list[bool]) -> Prompt:
-    """The prompt is everything before the last run of tokens to learn."""
-    end = len(mask)
-    while end and not mask[end - 1]:
-        end -= 1
-    start = end
-    while start and mask[start - 1]:
-        start -= 1
-    tokens = torch.tensor(ids, dtype=torch.long)
-    if end == 0:
-        return Prompt(tokens, source=place)
-    return Prompt(tokens[:start], tokens, torch.tensor(mask), place)
-
-
-def _ids(place: str, value: Any, name: str) -> list[int]:
-    if not isinstance(value, list) or any(type(token) is not int or token < 0 for token in value):
-        raise DataError(f"{place}: {name!r} is a list of token ids, not {str(value)[:40]!r}")
-    return value
+def _prompt(one: Encoded) -> Prompt:
+    ids = torch.tensor(one.ids, dtype=torch.long)
+    if one.mask is None or one.prompt == len(one.ids):
+        return Prompt(ids, source=one.place)
+    return Prompt(ids[: one.prompt], ids, torch.tensor(one.mask), one.place)

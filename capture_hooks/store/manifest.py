@@ -65,6 +65,9 @@ class Provenance(_Frozen):
     template: str | None = Field(
         default=None, description="SHA-256 of the chat template that was applied, if one was"
     )
+    clock: str | None = Field(
+        default=None, description="the moment that a chat template which asks for the date was told"
+    )
 
     def __str__(self) -> str:
         return f"{self.source} ({self.sequences} sequences, {self.tokens} tokens, digest {self.digest[:12]})"

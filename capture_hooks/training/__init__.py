@@ -5,7 +5,7 @@ from .config import TrainConfig
 from .estimate import CostEstimate
 from .objective import Objective
 from .run import TrainingInterrupted, train
-from .rundir import run_directory
+from .rundir import recorded_clock, run_directory
 from .trainer import HeadTrainer
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Objective",
     "TrainConfig",
     "TrainingInterrupted",
+    "recorded_clock",
     "run_directory",
     "train",
 ]

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from transformers import PrinterCallback
 from ..errors import TrainingError
 from ..heads import make_witness, save_head
 from ..heads.contract import DraftHead
+from ..store import Examples
 from .build import Data, Setup, prepare
 from .callbacks import Averaging, Cadence, Interrupt, Log, Reporter
 from .config import TrainConfig
@@ -87,7 +88,12 @@ def train(
     first = int(os.environ.get("RANK", "0")) == 0
     checkpoint = find_checkpoint(out, run, resume, overwrite)
     setup = prepare(model, data, config, eval_data)
-    settings = {"config": config.to_json(), "spec": str(setup.head.spec), "data": setup.digest}
+    settings: dict[str, Any] = {
+        "config": config.to_json(),
+        "spec": str(setup.head.spec),
+        "data": setup.digest,
+    }
+    settings["clock"] = _clock(data) or _clock(eval_data)
     if checkpoint is not None:
         check_same(run, settings, config)
     args = arguments(config, setup, run)
@@ -146,6 +152,11 @@ def train(
         save_head(head, out, model=model, witness=witness, dtype=dtype, overwrite=resume or overwrite)
     trainer.accelerator.wait_for_everyone()
     return head
+
+
+def _clock(data: Data | None) -> str | None:
+    """What the chat template was told of the date, where examples were read now."""
+    return data.clock if isinstance(data, Examples) else None
 
 
 def _whole_head(

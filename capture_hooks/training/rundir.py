@@ -21,6 +21,15 @@ def run_directory(out: Path) -> Path:
     return out.with_name(out.name + ".training")
 
 
+def recorded_clock(out: Path) -> str | None:
+    """The moment that the chat template was told when the run of ``out`` began; None where it did not ask."""
+    try:
+        recorded = json.loads((run_directory(out) / SETTINGS).read_text(encoding="utf-8")).get("clock")
+    except (OSError, ValueError, AttributeError):
+        return None  # `check_same` says what is wrong with it
+    return recorded if isinstance(recorded, str) else None
+
+
 def find_checkpoint(out: Path, run: Path, resume: bool, overwrite: bool) -> Path | None:
     """The checkpoint to continue from; refuses to write over what is there."""
     found = checkpoints(run)

@@ -176,7 +176,7 @@ def test_prompts_of_every_kind(tmp_path):
     [
         ({"prompt_ids": []}, "prompt is empty"),
         ({"prompt_ids": [5, 400]}, "400 is outside the model's vocabulary of 272"),
-        ({"prompt_ids": [True]}, "'prompt_ids' is a list of token ids"),
+        ({"prompt_ids": [True]}, r"'prompt_ids'\[0\] is true, not a token id"),
         ({"question": "x"}, r"nothing to read in a record of \['question'\]"),
         ({"prompt": 5}, "'prompt' is a string"),
     ],
@@ -192,7 +192,7 @@ def test_a_tokenizer_without_template(tmp_path):
     with pytest.raises(DataError, match="no chat template"):
         read_prompts(path, tiny.tokenizer(chat_template=None))
     (tmp_path / "none.jsonl").write_text("")
-    with pytest.raises(DataError, match="empty data set"):
+    with pytest.raises(DataError, match="holds no prompt"):
         read_prompts(tmp_path / "none.jsonl")
 
 

@@ -5,12 +5,13 @@ import json
 
 import datasets
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture_hooks.errors import DataError
 from capture_hooks.store import read_examples
-from capture_hooks.store.data.chat import ChatEncoder
+from capture_hooks.store.data import Row, RowEncoder, TemplateSettings
 from capture_hooks.testing import tiny
 
 TOKENIZER = tiny.tokenizer()
@@ -72,10 +73,11 @@ def test_prefixes_and_marks_agree_on_every_conversation(pairs):
         for pair in pairs
         for role, content in zip(("user", "assistant"), pair, strict=True)
     ]
-    by_prefixes = ChatEncoder(TOKENIZER).encode("x", messages)
-    by_marks = ChatEncoder(MARKED).encode("x", messages)
-    assert by_prefixes == by_marks
-    ids, mask = by_prefixes
+    row = Row("x", {"messages": messages})
+    (by_prefixes,) = RowEncoder(TOKENIZER).sequences(row)
+    (by_marks,) = RowEncoder(MARKED).sequences(row)
+    assert (by_prefixes.ids, by_prefixes.mask) == (by_marks.ids, by_marks.mask)
+    ids, mask = by_prefixes.ids, by_prefixes.mask
     assert TOKENIZER.decode([t for t, m in zip(ids, mask, strict=True) if m]) == "".join(
         f"{answer}<|im_end|>" for _, answer in pairs
     )
@@ -88,26 +90,50 @@ FORGETFUL = (
 )
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path):
+def test_a_template_that_rewrites_earlier_turns_is_learnt_turn_by_turn(tmp_path):
     path = write(tmp_path / "d.jsonl", {"messages": TALK[:3]}, {"messages": TALK})
-    with pytest.raises(DataError, match=rf"{path}:2: .*not a prefix.*assistant's tokens cannot be told"):
-        read_examples(path, tiny.tokenizer(FORGETFUL))
+    tokenizer = tiny.tokenizer(FORGETFUL)
+    examples = read_examples(path, tokenizer)
+    assert [example.source for example in examples] == [
+        f"{path}:1",
+        f"{path}:2 (turn 2)",
+        f"{path}:2 (turn 4)",
+    ]
+    assert [example.conversation for example in examples] == [0, 1, 1]
+    for example, end in zip(examples, (3, 3, 5), strict=True):
+        prompt = tokenizer.apply_chat_template(TALK[: end - 1], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(TALK[:end], tokenize=False)
+        assert tokenizer.decode(example.token_ids) + "\n" * (end > 3 or example.conversation) == whole
+        assert learnt(example) == [f"<think></think>{TALK[end - 1]['content']}<|im_end|>"]
+        assert prompt + learnt(example)[0] + "\n" == whole
+    summary = examples.summary
+    assert (summary.rows, summary.counts.whole, summary.counts.by_turn) == (2, 1, 1)
+    assert any("rewrites their earlier turns" in line for line in summary.lines())
+    (last,) = read_examples(path, tokenizer, turns="last", limit=1)
+    assert torch.equal(last.token_ids, examples[0].token_ids[: len(last)])
+    with pytest.raises(DataError, match=rf"{path}:2: .*rewrites earlier turns.*--turns each"):
+        read_examples(path, tokenizer, turns="all")
 
 
-def test_a_token_across_the_edge_of_a_turn_is_refused(tmp_path):
+def test_a_token_across_the_edge_of_a_turn_is_split_as_a_server_splits_it(tmp_path):
     from tokenizers import AddedToken
 
     tokenizer = tiny.tokenizer()
     tokenizer.add_tokens([AddedToken("assistant\nhello", special=False, normalized=False)])
     path = write(tmp_path / "d.jsonl", {"messages": TALK[1:3]})
     with pytest.raises(DataError, match=rf"{path}:1: a token .* lies across an edge of assistant turn 1"):
-        read_examples(path, tokenizer)
+        read_examples(path, tokenizer, turns="all")
+    (example,) = read_examples(path, tokenizer)
+    prompt = tokenizer.apply_chat_template(TALK[1:2], add_generation_prompt=True, return_dict=False)
+    assert example.token_ids.tolist()[: len(prompt)] == prompt
+    assert learnt(example, tokenizer) == ["hello\nthere<|im_end|>"]
+    assert not example.loss_mask[: len(prompt)].any()
 
 
 def test_a_template_may_be_given(tmp_path):
     path = write(tmp_path / "d.jsonl", {"messages": TALK[1:3]})
     plain = tiny.tokenizer(None)
-    (example,) = examples = read_examples(path, plain, chat_template=tiny.CHATML)
+    (example,) = examples = read_examples(path, plain, settings=TemplateSettings(tiny.CHATML))
     assert learnt(example) == ["hello\nthere<|im_end|>"]
     assert examples.template == read_examples(path, TOKENIZER).template is not None
 
@@ -216,7 +242,7 @@ GOOD = '{"prompt_ids": [1], "answer_ids": [2]}\n'
         ('{"input_ids": [1]}', "d.jsonl:1: nothing to read in a record of ['input_ids']"),
         (GOOD + '{"prompt_ids": [1], "answer_ids": [2, 999]}', "d.jsonl:2: token id 999 is outside"),
         ('{"prompt_ids": [1], "answer_ids": [-1]}', "d.jsonl:1: 'answer_ids'[0] is -1, not a token id"),
-        ('{"prompt_ids": [true], "answer_ids": [1]}', "'prompt_ids'[0] is True, not a token id"),
+        ('{"prompt_ids": [true], "answer_ids": [1]}', "'prompt_ids'[0] is true, not a token id"),
         ('{"prompt_ids": [1.0], "answer_ids": [1]}', "'prompt_ids'[0] is 1.0, not a token id"),
         ('{"prompt_ids": "1 2", "answer_ids": [1]}', "'prompt_ids' is a list of token ids, not '1 2'"),
         ('{"input_ids": [1, 2], "loss_mask": [1]}', "'loss_mask' has 1 entries for 2 'input_ids'"),
@@ -258,10 +284,14 @@ def test_unknown_files(tmp_path):
     with pytest.raises(DataError, match=r"does not exist; data is JSON lines"):
         read_examples(tmp_path / "nothing.jsonl")
     (tmp_path / "d.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="no known form of data"):
+    with pytest.raises(DataError, match="damaged Parquet file after row 0"):
         read_examples(tmp_path / "d.parquet")
+    (tmp_path / "d.csv").write_text("a,b")
+    with pytest.raises(DataError, match="no known form of data"):
+        read_examples(tmp_path / "d.csv")
+    (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="is a directory, but `datasets` did not save it"):
-        read_examples(tmp_path)
+        read_examples(tmp_path / "empty")
     (tmp_path / "d.jsonl.gz").write_bytes(gzip.compress(GOOD.encode() * 100)[:-10])
     with pytest.raises(DataError, match="damaged gzip file"):
         read_examples(tmp_path / "d.jsonl.gz")

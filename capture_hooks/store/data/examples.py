@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
 from ...errors import DataError
 from ..manifest import Provenance
-from .chat import ChatEncoder, messages_of
-from .records import Record, read_records
+from .encoding import Encoded, RowEncoder, Turns
+from .records import read_rows
+from .rows import Row, RowError
+from .summary import BadRowCounter, Summary
+from .template import TemplateSettings
 from .vision import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TooLong = Literal["error", "truncate", "skip"]
-
-RECORDS = (
-    "a record has 'prompt_ids' and 'answer_ids', or 'input_ids' and 'loss_mask', or 'messages', "
-    "or 'conversations', or 'text' (looked for in this order)"
-)
+BadRowPolicy = Literal["error", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
     """One sequence: token ids [T] int64, loss mask [T] bool (tokens to learn), and where it came from.
 
+    ``conversation`` numbers the row it came from: the turns of one conversation may be several sequences,
+    which stay on one side of a split.
     ``media`` are its images, where it has any; the target is then run with them.
     """
 
@@ -41,6 +42,7 @@ class Example:
     loss_mask: Tensor
     source: str
     media: Media | None = None
+    conversation: int | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -56,6 +58,8 @@ class Examples(Sequence[Example]):
         template: SHA-256 of the chat template, None where no record was a conversation.
         truncated: sequences cut to the greatest length.
         skipped: sequences left out as too long, or with nothing left to learn after the cut.
+        clock: the moment that the chat template was told, in ISO form; None where it did not ask.
+        summary: how the data was read.
     """
 
     source: str
@@ -63,6 +67,8 @@ class Examples(Sequence[Example]):
     template: str | None = None
     truncated: int = 0
     skipped: int = 0
+    clock: str | None = None
+    summary: Summary = field(default_factory=Summary)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -98,6 +104,7 @@ class Examples(Sequence[Example]):
             sequences=len(self),
             tokens=self.tokens,
             template=self.template,
+            clock=self.clock,
         )
 
 
@@ -109,48 +116,50 @@ def read_examples(
     max_length: int | None = None,
     too_long: TooLong = "error",
     limit: int | None = None,
-    chat_template: str | None = None,
     split: str | None = None,
+    settings: TemplateSettings | None = None,
+    turns: Turns = "auto",
+    bad_rows: BadRowPolicy = "error",
 ) -> Examples:
     """Read a data set.
 
-    ========================================  =====================================================
-    record                                    tokens to learn
-    ========================================  =====================================================
-    ``prompt_ids``, ``answer_ids``            the answer's
-    ``input_ids``, ``loss_mask``              as the mask says
-    ``messages`` or ``conversations``         every assistant turn's, end-of-turn included
-    ``text``, or a line of a .txt file        all
-    ========================================  =====================================================
+    What a row can be is said in `forms`; of a conversation every assistant turn is learnt, its end-of-turn
+    token included, of text everything, of token ids what the mask says.
 
     Args:
-        path: .jsonl, .json, .txt (each also .gz), or a directory that `datasets` saved.
+        path: see `read_rows`.
         tokenizer: needed for conversations and text.
         vocab_size: the target's; ids outside it are an error.
         max_length: most tokens of a sequence, None for no limit.
         too_long: what to do with longer ones: refuse the data set, cut them, or leave them out.
-        limit: read only the first so many records.
-        chat_template: a Jinja template instead of the tokenizer's own.
-        split: which split of a `datasets` directory.
+        limit: read only the first so many rows.
+        split: which split of a `datasets` directory or data set.
+        settings: of the chat template.
+        turns: how the turns of a conversation become sequences, see `RowEncoder`.
+        bad_rows: refuse the data set at the first row that cannot be used, or leave such rows out.
 
     Raises:
         DataError: the data cannot be used; names file and line.
     """
-    encoder = _RecordEncoder(tokenizer, chat_template, vocab_size)
+    encoder = RowEncoder(tokenizer, settings, turns, vocab_size)
+    bad = BadRowCounter()
+    rows = 0
     kept: list[Example] = []
     over: list[Example] = []
     truncated = skipped = 0
-    for example in map(encoder.encode, islice(read_records(Path(path), split), limit)):
-        if max_length is None or len(example) <= max_length:
-            kept.append(example)
-            continue
-        over.append(example)
-        cut = Example(example.token_ids[:max_length], example.loss_mask[:max_length], example.source)
-        if too_long == "truncate" and bool(cut.loss_mask.any()):
-            truncated += 1
-            kept.append(cut)
-        else:
-            skipped += 1
+    for row in islice(read_rows(path, split), limit):
+        rows += 1
+        for example in _examples(encoder, row, rows - 1, bad, bad_rows):
+            if max_length is None or len(example) <= max_length:
+                kept.append(example)
+                continue
+            over.append(example)
+            cut = _cut(example, max_length)
+            if too_long == "truncate" and example.media is None and bool(cut.loss_mask.any()):
+                truncated += 1
+                kept.append(cut)
+            else:
+                skipped += 1
     if over and too_long == "error":
         longest = max(over, key=len)
         raise DataError(
@@ -159,85 +168,53 @@ def read_examples(
             "truncate or skip them (--too-long), or raise --max-length if the model reads that far"
         )
     if not kept:
-        why = (
-            f"all {skipped} sequences are longer than {max_length} tokens"
-            if skipped
-            else "it holds no record"
-        )
-        raise DataError(f"{path} is an empty data set: {why}")
-    return Examples(str(path), tuple(kept), encoder.template, truncated, skipped)
+        raise DataError(f"{path} is an empty data set: {_why_empty(skipped, max_length, bad)}")
+    summary = Summary(rows, encoder.counts, bad.found())
+    return Examples(str(path), tuple(kept), encoder.template, truncated, skipped, encoder.clock, summary)
 
 
-class _RecordEncoder:
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, template: str | None, vocab_size: int | None
-    ) -> None:
-        self._tokenizer = tokenizer
-        self._given_template = template
-        self._chat: ChatEncoder | None = None
-        self._vocab_size = vocab_size
+def encoded_rows(
+    encoder: RowEncoder,
+    row: Row | RowError,
+    bad: BadRowCounter,
+    policy: BadRowPolicy,
+    *,
+    prompts: bool = False,
+) -> list[Encoded]:
+    """The sequences (or prompts) of one row; none where it cannot be used and is left out.
 
-    @property
-    def template(self) -> str | None:
-        return self._chat.digest if self._chat is not None else None
-
-    def encode(self, record: Record) -> Example:
-        place, fields = record
-        # A row of a `datasets` directory has every column; None means that it has not.
-        fields = {name: value for name, value in fields.items() if value is not None}
-        ids, mask = self._tokens(place, fields)
-        if not ids:
-            raise DataError(f"{place}: the sequence is empty")
-        if not any(mask):
-            raise DataError(f"{place}: the loss mask selects no token, so there is nothing to learn")
-        if self._vocab_size is not None and (bad := max(ids)) >= self._vocab_size:
-            raise DataError(
-                f"{place}: token id {bad} is outside the model's vocabulary of {self._vocab_size}; "
-                "the data was made for another model or tokenizer"
-            )
-        return Example(torch.tensor(ids), torch.tensor(mask), place)
-
-    def _tokens(self, place: str, fields: Mapping[str, Any]) -> tuple[list[int], list[bool]]:
-        if {"prompt_ids", "answer_ids"} <= fields.keys():
-            prompt, answer = _ids(place, fields, "prompt_ids"), _ids(place, fields, "answer_ids")
-            return prompt + answer, [False] * len(prompt) + [True] * len(answer)
-        if {"input_ids", "loss_mask"} <= fields.keys():
-            ids, mask = _ids(place, fields, "input_ids"), fields["loss_mask"]
-            if not isinstance(mask, list) or not all(bit in (0, 1) for bit in mask):
-                raise DataError(f"{place}: 'loss_mask' is a list of 0 and 1, or false and true")
-            if len(mask) != len(ids):
-                raise DataError(f"{place}: 'loss_mask' has {len(mask)} entries for {len(ids)} 'input_ids'")
-            return ids, [bool(bit) for bit in mask]
-        for name in ("messages", "conversations"):
-            if name in fields:
-                messages = messages_of(place, fields[name])
-                return self._encoder().encode(place, messages, fields.get("tools"))
-        if "text" in fields:
-            return self._text(place, fields["text"])
-        raise DataError(f"{place}: nothing to read in a record of {sorted(fields)}; {RECORDS}")
-
-    def _text(self, place: str, text: Any) -> tuple[list[int], list[bool]]:
-        if not isinstance(text, str):
-            raise DataError(f"{place}: 'text' is a string, not {str(text)[:40]!r}")
-        ids = list(self._need("text")(text, verbose=False)["input_ids"])
-        return ids, [True] * len(ids)
-
-    def _encoder(self) -> ChatEncoder:
-        if self._chat is None:
-            self._chat = ChatEncoder(self._need("conversations"), self._given_template)
-        return self._chat
-
-    def _need(self, what: str) -> PreTrainedTokenizerBase:
-        if self._tokenizer is None:
-            raise DataError(f"{what} need a tokenizer, and none was given; give one, or give token ids")
-        return self._tokenizer
+    Raises:
+        RowError: it cannot be used, and ``policy`` is to stop there.
+    """
+    try:
+        if isinstance(row, RowError):
+            raise row
+        return encoder.prompts(row) if prompts else encoder.sequences(row)
+    except RowError as error:
+        if policy == "error":
+            raise
+        bad.add(error)
+        return []
 
 
-def _ids(place: str, fields: Mapping[str, Any], name: str) -> list[int]:
-    value = fields[name]
-    if not isinstance(value, list):
-        raise DataError(f"{place}: {name!r} is a list of token ids, not {str(value)[:40]!r}")
-    for at, token in enumerate(value):
-        if type(token) is not int or token < 0:
-            raise DataError(f"{place}: {name!r}[{at}] is {token!r}, not a token id (an integer from 0)")
-    return value
+def _examples(
+    encoder: RowEncoder, row: Row | RowError, number: int, bad: BadRowCounter, policy: BadRowPolicy
+) -> Iterator[Example]:
+    for one in encoded_rows(encoder, row, bad, policy):
+        assert one.mask is not None
+        yield Example(torch.tensor(one.ids), torch.tensor(one.mask), one.place, conversation=number)
+
+
+def _cut(example: Example, length: int) -> Example:
+    return Example(
+        example.token_ids[:length], example.loss_mask[:length], example.source, example.conversation
+    )
+
+
+def _why_empty(skipped: int, max_length: int | None, bad: BadRowCounter) -> str:
+    if skipped:
+        return f"all {skipped} sequences are longer than {max_length} tokens"
+    if bad.first is not None:
+        count = sum(reason.count for reason in bad.found())
+        return f"none of its {count} rows can be used; the first: {bad.first}"
+    return "it holds no record"

@@ -1,60 +1,80 @@
-"""Files and data sets as a stream of records, each with the place an error message can point to."""
+"""Files and data sets as a stream of rows, each with the place an error message can point to."""
 
 from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ...errors import DataError
+from .rows import Row, RowError
 
 FORMS = (
-    "JSON lines (.jsonl, .json), plain text (.txt, one document a line), either gzipped (.gz), "
-    "or a directory that `datasets` saved"
+    "JSON lines (.jsonl, .json), plain text (.txt, one document a line), either gzipped (.gz), Parquet, "
+    "a directory that `datasets` saved or can load, or a data set's name on the hub"
 )
 
-Record = tuple[str, Mapping[str, Any]]
 
-
-def read_records(path: Path, split: str | None = None) -> Iterator[Record]:
-    """The records of ``path`` and where each stands (``file:line``, ``directory[index]``).
+def read_rows(source: str | Path, split: str | None = None) -> Iterator[Row | RowError]:
+    """The rows of ``source``; a row that cannot be read is its error, and the ones after it follow.
 
     Args:
-        path: a file or directory in one of `FORMS`.
-        split: which split of a `datasets` directory that holds several.
+        source: a file or directory in one of `FORMS`, or ``NAME`` or ``NAME:CONFIGURATION`` on the hub.
+        split: which split of a `datasets` directory or a data set of the hub that has several.
 
     Raises:
-        DataError: not readable, not of a known form, or malformed, with file and line.
+        DataError: not readable, not of a known form, or damaged as a whole.
     """
-    if not path.exists():
-        raise DataError(f"{path} does not exist; data is {FORMS}")
-    if path.is_dir():
-        yield from _data_set(path, split)
+    path = Path(source)
+    try:
+        there, is_directory = path.exists(), path.is_dir()
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read {str(source)!r}: {error}") from None
+    if is_directory:
+        yield from _directory(path, split)
         return
+    name = path.name.removesuffix(".gz")
+    known = name.endswith((".jsonl", ".ndjson", ".json", ".txt", ".text", ".parquet"))
+    if not there:
+        if known or not _may_be_on_the_hub(str(source)):
+            raise DataError(f"{source} does not exist; data is {FORMS}")
+        yield from _hub(str(source), split)
+        return
+    if not known:
+        raise DataError(f"{path}: no known form of data; data is {FORMS}")
+    if not path.is_file():
+        raise DataError(f"{path} is a device or a pipe, not a file; data is {FORMS}")
     if split is not None:
         raise DataError(f"{path} is a file, so there is no split {split!r} to choose")
-    name = path.name.removesuffix(".gz")
-    if name.endswith((".jsonl", ".ndjson", ".json")):
-        yield from _json(path)
+    if name.endswith(".parquet"):
+        yield from _parquet(path)
     elif name.endswith((".txt", ".text")):
-        for place, line in _lines(path):
-            yield place, {"text": line}
+        for line in _lines(path):
+            yield line if isinstance(line, RowError) else Row(line[0], {"text": line[1]})
     else:
-        raise DataError(f"{path}: no known form of data; data is {FORMS}")
+        yield from _json(path)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def _lines(path: Path) -> Iterator[tuple[str, str] | RowError]:
     number = 0
     try:
         with _opened(path) as file:
             for number, raw in enumerate(file, 1):
-                line = raw.decode("utf-8").rstrip("\r\n")
+                if number == 1:
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark, as Windows' editors write it
+                try:
+                    line = raw.decode("utf-8").rstrip("\r\n")
+                except UnicodeDecodeError as error:
+                    yield RowError(
+                        f"{path}:{number}",
+                        "not UTF-8 text",
+                        f"not UTF-8 text ({error.reason} at byte {error.start})",
+                    )
+                    continue
                 if line.strip():
                     yield f"{path}:{number}", line
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{number}: not UTF-8 text ({error.reason} at byte {error.start})") from None
     except (gzip.BadGzipFile, EOFError) as error:
         raise DataError(f"{path}: damaged gzip file after line {number} ({error})") from None
     except OSError as error:
@@ -65,62 +85,145 @@ def _opened(path: Path) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path)) if path.suffix == ".gz" else open(path, "rb")
 
 
-def _json(path: Path) -> Iterator[Record]:
+def _json(path: Path) -> Iterator[Row | RowError]:
     lines = _lines(path)
     first = next(lines, None)
     if first is None:
         return
-    if first[1].lstrip().startswith("["):
-        yield from _array(path, [first[1], *(line for _, line in lines)])
+    if not isinstance(first, RowError) and first[1].lstrip().startswith("["):
+        yield from _array(path, first[1], lines)
         return
-    yield _record(*first)
-    for place, line in lines:
-        yield _record(place, line)
+    yield _row(first)
+    for line in lines:
+        yield _row(line)
 
 
-def _array(path: Path, lines: list[str]) -> Iterator[Record]:
+def _array(path: Path, first: str, lines: Iterator[tuple[str, str] | RowError]) -> Iterator[Row | RowError]:
     """A file that is one JSON array, as ShareGPT's are."""
-    for index, value in enumerate(_decoded(str(path), "\n".join(lines))):
-        yield f"{path}[{index}]", _mapping(f"{path}[{index}]", value)
+    text = [first]
+    for line in lines:
+        if isinstance(line, RowError):
+            raise line
+        text.append(line[1])
+    for index, value in enumerate(decoded(str(path), "\n".join(text))):
+        place = f"{path}[{index}]"
+        yield _mapping(place, value)
 
 
-def _record(place: str, line: str) -> Record:
-    return place, _mapping(place, _decoded(place, line))
+def _row(line: tuple[str, str] | RowError) -> Row | RowError:
+    if isinstance(line, RowError):
+        return line
+    try:
+        return _mapping(line[0], decoded(*line))
+    except RowError as error:
+        return error
 
 
-def _decoded(place: str, text: str) -> Any:
+def decoded(place: str, text: str, what: str = "") -> Any:
+    """A JSON text's value; ``what`` names the field it stands in.
+
+    Raises:
+        RowError: it is no JSON, or JSON that Python cannot hold.
+    """
+    where = f"{what} is " if what else ""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise DataError(f"{place}: malformed JSON: {error.msg} at {at}") from None
+        detail = f"{where}malformed JSON: {error.msg} at {at}"
+    except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
+        detail = f"{where}JSON that cannot be read: {str(error).splitlines()[0]}"
+    raise RowError(place, f"{where}malformed JSON", detail)
 
 
-def _mapping(place: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError(f"{place}: a record is a JSON object, not {json.dumps(value)[:40]}")
-    return value
+def _mapping(place: str, value: Any) -> Row | RowError:
+    if isinstance(value, dict):
+        return Row(place, value)
+    return RowError(
+        place, "not a JSON object", f"a record is a JSON object, not {json.dumps(value, default=str)[:40]}"
+    )
 
 
-def _data_set(path: Path, split: str | None) -> Iterator[Record]:
-    if not any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
+def _parquet(path: Path) -> Iterator[Row]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install datasets") from None
+    index = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=256):
+                for fields in batch.to_pylist():
+                    yield Row(f"{path}[{index}]", fields, padded=True)
+                    index += 1
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: damaged Parquet file after row {index}: {_first_line(error)}") from error
+
+
+def _directory(path: Path, split: str | None) -> Iterator[Row]:
+    datasets = _datasets(str(path))
+    saved = any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
+    if not saved and not any(
+        found.suffix in (".parquet", ".jsonl", ".json") for found in path.rglob("*") if found.is_file()
+    ):
         raise DataError(f"{path} is a directory, but `datasets` did not save it; data is {FORMS}")
     try:
-        import datasets
-    except ModuleNotFoundError:
-        raise DataError(f"{path}: reading a `datasets` directory needs pip install datasets") from None
+        loaded = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
+    except Exception as error:  # whatever a damaged folder makes pyarrow or datasets raise
+        raise DataError(f"{path}: damaged `datasets` directory: {_first_line(error)}") from error
+    yield from _of_split(str(path), loaded, split)
+
+
+def _may_be_on_the_hub(name: str) -> bool:
+    """Whether ``name`` has the shape of a hub's name: ``owner/name`` or ``name``, and a configuration."""
+    repository = name.partition(":")[0]
+    parts = repository.split("/")
+    return (
+        1 <= len(parts) <= 2
+        and not name.startswith((".", "/", "~"))
+        and all(part and part.replace("-", "").replace("_", "").replace(".", "").isalnum() for part in parts)
+    )
+
+
+def _hub(name: str, split: str | None) -> Iterator[Row]:
+    datasets = _datasets(name)
+    repository, _, configuration = name.partition(":")
     try:
-        loaded = datasets.load_from_disk(str(path))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: damaged `datasets` directory: {error}") from error
-    if isinstance(loaded, datasets.DatasetDict):
+        loaded = datasets.load_dataset(repository, configuration or None)
+    except Exception as error:  # the hub's, the network's and the data set's own errors have no common class
+        raise DataError(
+            f"{name} is neither a file nor a directory, and cannot be loaded as a data set of the hub: "
+            f"{_first_line(error)}"
+        ) from error
+    yield from _of_split(name, loaded, split)
+
+
+def _of_split(name: str, loaded: Any, split: str | None) -> Iterator[Row]:
+    if hasattr(loaded, "keys"):
         if split is None and len(loaded) == 1:
             split = next(iter(loaded))
         if split not in loaded:
             wanted = "several splits; choose one" if split is None else f"no split {split!r}"
-            raise DataError(f"{path} holds {wanted}: {', '.join(sorted(loaded))}")
+            raise DataError(f"{name} holds {wanted}: {', '.join(sorted(loaded))}")
         loaded = loaded[split]
     elif split is not None:
-        raise DataError(f"{path} is a single data set, so there is no split {split!r} to choose")
-    for index, row in enumerate(loaded):
-        yield f"{path}[{index}]", row
+        raise DataError(f"{name} is a single data set, so there is no split {split!r} to choose")
+    index = 0
+    try:
+        for index, fields in enumerate(loaded):
+            yield Row(f"{name}[{index}]", fields, padded=True)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name}: damaged after row {index}: {_first_line(error)}") from error
+
+
+def _datasets(name: str) -> Any:
+    try:
+        import datasets
+    except ModuleNotFoundError:
+        raise DataError(f"{name}: reading a data set needs pip install datasets") from None
+    return datasets
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

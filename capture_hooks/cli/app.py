@@ -29,7 +29,8 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_options)
     for module in COMMANDS:
         module.register(app)
-    core = {added.name for added in (*app.registered_commands, *app.registered_groups)}
+    core = {command.name for command in app.registered_commands}
+    core |= {group.name for group in app.registered_groups}
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     if wanted not in core and "--version" not in arguments:
         installed = registry()

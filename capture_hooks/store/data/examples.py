@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
@@ -206,9 +206,7 @@ def _examples(
 
 
 def _cut(example: Example, length: int) -> Example:
-    return Example(
-        example.token_ids[:length], example.loss_mask[:length], example.source, example.conversation
-    )
+    return replace(example, token_ids=example.token_ids[:length], loss_mask=example.loss_mask[:length])
 
 
 def _why_empty(skipped: int, max_length: int | None, bad: BadRowCounter) -> str:

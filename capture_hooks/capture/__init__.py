@@ -1,6 +1,7 @@
 """Binding a capture spec to a model: anatomy, unwrapping, residual layouts, hooks, packed buffers."""
 
 from .anatomy import Anatomy, AnatomyProvider, BatchRows
+from .lengths import LengthRule
 from .plan import every_point
 from .session import CaptureSession, bind
 from .states import Phase, States
@@ -11,6 +12,7 @@ __all__ = [
     "AnatomyProvider",
     "BatchRows",
     "CaptureSession",
+    "LengthRule",
     "Phase",
     "States",
     "bind",

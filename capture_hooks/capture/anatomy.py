@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
+
+from .lengths import LengthRule
 
 Layout = Literal["plain", "pair", "stream"]
 
@@ -65,6 +67,7 @@ class Anatomy:
             message (OPT-350m projects in between); None where they are.
         rows: tells whose token each row is, for engines that pack the requests of a batch into one axis; None
             where a forward runs over ``[batch, tokens]`` and a KV cache object follows the requests.
+        lengths: which sequences may share a forward, where that depends on their lengths.
     """
 
     model: nn.Module
@@ -84,6 +87,7 @@ class Anatomy:
     logit_softcap: float | None = None
     readout_gap: str | None = None
     rows: RowReader | None = None
+    lengths: LengthRule = field(default_factory=LengthRule)
 
     @property
     def n_layers(self) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..capture import Anatomy
 from ..errors import DecodingError
 from ..heads.contract import DraftHead
+from ..store import context_length
 from .request import Request
 
 
@@ -61,8 +60,7 @@ def check_length(request: Request, anatomy: Anatomy) -> None:
     Raises:
         DecodingError: with both lengths.
     """
-    config: Any = anatomy.model.config
-    context = getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
+    context = context_length(anatomy.model)
     prompt, longest = request.input_ids.shape[1], request.max_length
     if longest <= prompt:
         raise DecodingError(f"max_length {longest} leaves no room after a prompt of {prompt} tokens")

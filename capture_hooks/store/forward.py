@@ -103,6 +103,7 @@ class Target:
             self.device, non_blocking=True
         )
         self._session.clear()
+        self.anatomy.lengths.forget()
         argmax = self._argmax(batch, lengths)
         states = self._session.states
         grid = batch.shape
@@ -113,6 +114,7 @@ class Target:
     def capture_images(self, inputs: Mapping[str, Tensor]) -> Captured:
         """Run the target over one sequence with images (`Media.inputs`); the session must be entered."""
         self._session.clear()
+        self.anatomy.lengths.forget()
         argmax, lengths = self._argmax_with_images(inputs), (inputs["input_ids"].shape[1],)
         states = self._session.states
         target = None if self.target_input is not None else states.target[None]
@@ -132,6 +134,7 @@ class Target:
             widths = tuple(span.stop - span.start for span in states.columns.values())
             target_width = states.target.shape[-1]
             ours = self._argmax(tokens[None].to(self.device), (len(tokens),)).cpu()
+        self.anatomy.lengths.forget()
         own = self._model(input_ids=tokens[None].to(self.device), use_cache=False)
         logits = own.logits[0].float().cpu()
         best = logits.max(-1).values

@@ -85,7 +85,8 @@ class DumpJob(Writing):
         waiting: tuple[list[int], Captured] | None = None
         text = [i for i in shard if self._examples[i].media is None]
         alone = [[i] for i in shard if self._examples[i].media is not None]
-        for batch in plan_batches(self._lengths, text, self._batch_tokens) + alone:
+        alike = self._target.anatomy.lengths.alike
+        for batch in plan_batches(self._lengths, text, self._batch_tokens, alike) + alone:
             captured = self._capture(batch)
             # One behind: an accelerator works on this batch while the last one is unpacked.
             if waiting is not None:

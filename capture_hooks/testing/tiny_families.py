@@ -58,6 +58,18 @@ def _seeing(model_type: str, text_type: str, *, outer: Mapping[str, Any], **sett
     return Family(model_type, text, outer, multimodal=True)
 
 
+def _longrope(pairs: int) -> dict[str, Any]:
+    """LongRoPE over ``pairs`` of channels that switches its frequencies beyond 24 positions."""
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": 24,
+        "factor": 4.0,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)],
+        "long_factor": [3.0 + pair for pair in range(pairs)],
+    }
+
+
 _EXPERTS: Final[Mapping[str, Any]] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _MLA: Final[Mapping[str, Any]] = {  # multi-head latent attention
     "num_key_value_heads": 4,
@@ -142,6 +154,12 @@ FAMILIES: Final[dict[str, Family]] = {
         "llama",
         outer={"vision_config": {**_VIT, "model_type": "clip_vision_model"}, "image_token_index": 260},
     ),
+    "llama_dynamic": _grouped(
+        "llama",
+        max_position_embeddings=24,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+    "llama_longrope": _grouped("llama", rope_parameters=_longrope(4)),
     "mamba": _row("mamba", state_size=8),
     "minicpm3": _row("minicpm3", **_MLA, dim_model_base=8, scale_emb=2.0),
     "mistral": _grouped("mistral", sliding_window=8),
@@ -153,6 +171,11 @@ FAMILIES: Final[dict[str, Family]] = {
     "opt_350m": _row("opt", ffn_dim=48, word_embed_proj_dim=16, do_layer_norm_before=False),
     "phi": _grouped("phi"),
     "phi3": _grouped("phi3"),
+    "phi3_longrope": _grouped(
+        "phi3",
+        original_max_position_embeddings=24,
+        rope_parameters={**_longrope(3), "partial_rotary_factor": 0.75},
+    ),
     "qwen2": _grouped("qwen2"),
     "qwen2_5_vl": _seeing(
         "qwen2_5_vl",

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..capture import CaptureSession, bind
+from ..capture import CaptureSession, LengthRule, bind
 from ..capture.anatomy import Anatomy
 from ..spec import CaptureSpec
 from ..store.forward import run_with_images
@@ -21,9 +21,9 @@ _ALIKE: Final = 0.75
 class LiveCapture:
     """Adds ``states`` and ``target`` to a packed batch of tokens; nothing is written to disk.
 
-    Sequences of like length go through the target together, padded on the right; a piece cut from a
-    longer sequence is run with all that precedes it, as a dump's states were.  A sequence with images is run
-    alone and whole, as for a dump.
+    Sequences of like length go through the target together, padded on the right, where the model computes
+    them as if each were alone; a piece cut from a longer sequence is run with all that precedes it, as a
+    dump's states were.  A sequence with images is run alone and whole, as for a dump.
     """
 
     def __init__(self, model: nn.Module, spec: CaptureSpec, anatomy: Anatomy) -> None:
@@ -46,12 +46,13 @@ class LiveCapture:
             if inputs is not None:
                 found[index] = self._run_with_images(inputs)
         text = [i for i, inputs in enumerate(media) if inputs is None]
-        for group in alike([len(whole[i]) for i in text]):
+        for group in grouped([len(whole[i]) for i in text], self._session.anatomy.lengths):
             chosen = [text[i] for i in group]
             for index, rows in zip(chosen, self._run([whole[i] for i in chosen]), strict=True):
                 found[index] = rows
         states, target = [], []
         for ids, first, (inputs, wanted) in zip(pieces, map(len, before), found, strict=True):
+            # Behind them: an image sequence's later tokens, padding where a decoder sees no mask (RWKV).
             last = first + len(ids)
             states.append(inputs[first:last].to(device))
             target.append(wanted[first:last].to(device))
@@ -91,6 +92,7 @@ class LiveCapture:
         """The session, around a forward in eval mode."""
         training = self.model.training
         self.model.eval()
+        self._session.anatomy.lengths.forget()
         try:
             with self._session as capture:
                 yield capture
@@ -98,11 +100,12 @@ class LiveCapture:
             self.model.train(training)
 
 
-def alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Divide numbers 0..S-1 into groups of like length, longest first."""
+def grouped(lengths: Sequence[int], rule: LengthRule) -> list[list[int]]:
+    """Divide numbers 0..S-1 into groups of like length that may share a forward, longest first."""
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not groups or lengths[index] < _ALIKE * lengths[groups[-1][0]]:
+        longest = lengths[groups[-1][0]] if groups else 0
+        if not groups or lengths[index] < _ALIKE * longest or not rule.alike(lengths[index], longest):
             groups.append([])
         groups[-1].append(index)
     return groups

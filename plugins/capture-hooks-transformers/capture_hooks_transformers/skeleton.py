@@ -20,6 +20,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from capture_hooks.errors import BindError
 
+from .rope import rope_types
+
 BATCH, LENGTH = 2, 3  # unequal, so that a transposed stream is noticed
 
 
@@ -47,6 +49,7 @@ class Skeleton:
                 f"from its config failed ({short(error)})"
             ) from error
         self.model.eval()
+        _still(self.model)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         with self.mode:
             _to_fake(self.model)
@@ -67,6 +70,15 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.disabled = before
+
+
+def _still(model: nn.Module) -> None:
+    """Let no rotary embedding look at its positions, which have no values; the wiring stays the same."""
+    for module, _, layer_type in list(rope_types(model)):
+        if layer_type is None:
+            module.rope_type = "default"
+        else:
+            module.rope_type[layer_type] = "default"
 
 
 def _to_fake(model: nn.Module) -> None:

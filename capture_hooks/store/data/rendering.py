@@ -128,9 +128,8 @@ class Rendering:
             end = len(text)
         spans: tuple[tuple[int, int], ...] = ((start, end),)
         if self._templates.is_marked(self._template) and answered.startswith(prompt):
-            clipped = ((max(first, start), last) for first, last in marks)
+            clipped = ((max(first, start), min(last, end)) for first, last in marks)
             spans = tuple((first, last) for first, last in clipped if first < last)
-            text = answered[: max([end, *(last for _, last in spans)])]
             if not spans:
                 raise RowError(
                     self.place,
@@ -147,26 +146,29 @@ class Rendering:
     def _end(self, turn: int, answered: str, start: int) -> int:
         """Where the assistant's turn ends: with its last special token, before what only the template writes.
 
-        A template may close the conversation (stock Phi-3 appends ``<|endoftext|>``) or set white space after
-        a turn; the same conversation with a further prompt shows which part is the turn's own.
+        A template may set white space after a turn, or close the conversation after it (stock Phi-3 appends
+        ``<|endoftext|>`` to ``<|end|>``).  Such a close is special tokens alone, behind a turn that has ended
+        with one, and it is missing where the same conversation goes on.
         """
         specials = [span for span in self._specials(answered) if span[0] >= start]
-        if len(specials) > 1 or (specials and answered[specials[-1][1] :].strip()):
-            try:
-                further = self._render(self._messages[: turn + 1], prompt=True)[0]
-            except RowError:
-                further = answered
-            common = _common(answered, further)
-            inside = [span for span in specials if span[1] <= common]
-            if inside and not answered[inside[-1][1] : common].strip():
-                return inside[-1][1]
-            after = [span for span in specials if span[1] > common]
-            if after and not answered[common : after[0][0]].strip():
-                return after[0][1]
-            return common
-        if specials:
-            return specials[0][1]
-        return len(answered)
+        if not specials or answered[specials[-1][1] :].strip():
+            return len(answered)
+        last = specials[-1][1]
+        if len(specials) == 1:
+            return last
+        try:
+            further = self._render(self._messages[: turn + 1], prompt=True)[0]
+        except RowError:
+            return last
+        common = _common(answered, further)
+        common = next((first for first, end in specials if first < common < end), common)
+        inside = [span for span in specials if span[1] <= common]
+        close = [span for span in specials if span[0] >= common]
+        ended = bool(inside) and not answered[inside[-1][1] : common].strip()
+        written = "".join(answered[first:end] for first, end in close)
+        if ended and "".join(answered[common:].split()) == written:
+            return inside[-1][1]
+        return last
 
     def _written_by_the_target(self, turn: int, prompt: str, answered: str) -> str:
         """Prompt and answer where the template writes history otherwise than the target writes answers.

@@ -65,9 +65,28 @@ class Provenance(_Frozen):
     template: str | None = Field(
         default=None, description="SHA-256 of the chat template that was applied, if one was"
     )
+    conversations: tuple[int, ...] | None = Field(
+        default=None,
+        description="sequences that each conversation gave, in order; null where every sequence is one",
+    )
     clock: str | None = Field(
         default=None, description="the moment that a chat template which asks for the date was told"
     )
+
+    def first_of_conversation(self) -> tuple[int, ...]:
+        """For each sequence, the first one of its conversation."""
+        if self.conversations is None:
+            return tuple(range(self.sequences))
+        starts = accumulate(self.conversations, initial=0)
+        return tuple(
+            start for start, count in zip(starts, self.conversations, strict=False) for _ in range(count)
+        )
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        if self.conversations is not None and sum(self.conversations) != self.sequences:
+            raise ValueError(f"conversations do not add up to {self.sequences} sequences")
+        return self
 
     def __str__(self) -> str:
         return f"{self.source} ({self.sequences} sequences, {self.tokens} tokens, digest {self.digest[:12]})"

@@ -30,6 +30,10 @@ class Sequences(Protocol):
         """Token ids [T] int64 and loss mask [T] bool of one sequence."""
         ...
 
+    def first_of_conversation(self, index: int) -> int:
+        """The first sequence of the conversation that this one is a turn of; itself where it is alone."""
+        ...
+
     def piece(self, index: int, start: int, stop: int) -> Mapping[str, Any]:
         """Rows start..stop-1 as named tensors, each with one row per token; ``media`` as `Media.inputs`."""
         ...

@@ -18,6 +18,7 @@ class DumpSequences:
 
     def __init__(self, dump: Dump) -> None:
         self.dump = dump
+        self._first = dump.manifest.data.first_of_conversation()
 
     def __len__(self) -> int:
         return len(self.dump)
@@ -31,6 +32,10 @@ class DumpSequences:
         """Token ids and loss mask."""
         stored = self.dump.sequence(index)
         return stored.token_ids, stored.loss_mask
+
+    def first_of_conversation(self, index: int) -> int:
+        """The first turn's sequence."""
+        return self._first[index]
 
     def piece(self, index: int, start: int, stop: int) -> Mapping[str, Tensor]:
         """Everything a head learns from.
@@ -64,6 +69,11 @@ class LiveSequences:
     """Examples without states; `LiveCapture` adds them to a batch."""
 
     def __init__(self, examples: Sequence[Example]) -> None:
+        seen: dict[int, int] = {}
+        self._first = [
+            at if e.conversation is None else seen.setdefault(e.conversation, at)
+            for at, e in enumerate(examples)
+        ]
         self._tokens = [(e.token_ids, e.loss_mask) for e in examples]
         self._media = [e.media for e in examples]
 
@@ -83,6 +93,10 @@ class LiveSequences:
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:
         """Token ids and loss mask."""
         return self._tokens[index]
+
+    def first_of_conversation(self, index: int) -> int:
+        """The first turn's sequence."""
+        return self._first[index]
 
     def piece(self, index: int, start: int, stop: int) -> Mapping[str, Any]:
         """Tokens alone, with what precedes them, which the target has to read, and ``media``: its images.

@@ -34,6 +34,9 @@ def prompt_key(token_ids: Tensor, loss_mask: Tensor) -> bytes:
 def split_by_prompt(sequences: Sequences, share: float) -> Split:
     """Hold out about ``share`` of the prompts; sequences with one prompt are all on one side.
 
+    The turns of one conversation are several sequences where each is learnt by itself: later prompts contain
+    earlier answers, so all go where the first one goes.
+
     A prompt's side depends on its own tokens alone: neither a seed nor further data moves it, so a head
     trained further on a grown data set is never evaluated on what it has learnt.  Where chance leaves
     no prompt out, the one nearest the line is.
@@ -44,7 +47,7 @@ def split_by_prompt(sequences: Sequences, share: float) -> Split:
     everything = tuple(range(len(sequences)))
     if share == 0:
         return Split(everything, ())
-    keys = [prompt_key(*sequences.tokens(index)) for index in everything]
+    keys = [prompt_key(*sequences.tokens(sequences.first_of_conversation(index))) for index in everything]
     if len(set(keys)) < 2:
         raise TrainingError(
             f"cannot hold out {share:.0%}: all {len(keys)} sequences have the same prompt. "

@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from capture_hooks import CaptureSpec
 from capture_hooks.cli.app import build
 from capture_hooks.errors import CaptureHooksError, DataError, SpecError, StoreError
-from capture_hooks.store import Dump
+from capture_hooks.store import Dump, DumpJob, read_examples
+from capture_hooks.store.data import TemplateSettings
+from capture_hooks.store.manifest import Manifest
 from capture_hooks.testing import tiny
 
 TALKS = [
@@ -132,3 +134,66 @@ def test_an_error_is_one_line_and_exit_code_1(model, tmp_path):
     assert done.returncode == 1
     assert done.stderr.strip() == f"error: {empty} is an empty data set: it holds no record"
     assert not (tmp_path / "d").exists()
+
+
+def test_a_dump_begun_yesterday_is_finished_with_yesterdays_date(tmp_path, data):
+    """A chat template that reads the clock is told what it was told when the dump was begun."""
+    model, out = tmp_path / "dated", tmp_path / "dump"
+    tiny.llama().save_pretrained(model)
+    dated = tiny.tokenizer("{{ strftime_now('%d %b %Y') }}\n" + tiny.CHATML)
+    dated.save_pretrained(model)
+    settings = TemplateSettings(clock="2024-07-04T10:00:00")
+    examples = read_examples(data, dated, settings=settings)
+    job = DumpJob(tiny.llama(), CaptureSpec.parse("post.1"), examples, shard_tokens=1)
+    with pytest.raises(KeyboardInterrupt):
+        job.run(out, interrupting)
+    begun = Manifest.read(out)
+    assert 0 < begun.sequences < len(TALKS)
+    assert begun.data.clock == "2024-07-04T10:00:00"
+    run(model, data, out, "--spec", "post.1", "--device", "cpu", "--shard-tokens", 1)
+    finished = Dump.open(out, verify=True)
+    assert "04 Jul 2024" in dated.decode(finished[len(TALKS) - 1].token_ids)
+    with pytest.raises(StoreError, match=r"holds another dump.*data"):
+        run(model, data, out, "--spec", "post.1", "--shard-tokens", 1, "--limit", 3)
+
+
+def interrupting(tokens):
+    """Ctrl-C once two shards are being made."""
+    if tokens > 60:
+        raise KeyboardInterrupt
+
+
+def test_what_the_reader_met_is_shown(model, tmp_path):
+    path = tmp_path / "d.jsonl"
+    rows = [TALKS[0] | {"id": 1}, {"messages": []}, TALKS[1] | {"id": 2}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = run(model, path, tmp_path / "dump", "--spec", "post.1", "--bad-rows", "skip")
+    assert "columns not read: id (2)" in shown
+    assert "left out 1 of 3 rows (33.33%)" in shown
+    assert f"1 x not a conversation: first {path}:2" in shown
+    assert "2 conversations with all turns in one sequence each" in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--chat-template", "nothing"], "no chat template 'nothing'; it has default"),
+        (["--chat-template", "nothing.jinja"], "cannot read the chat template nothing.jinja"),
+        (["--template-arg", "think=1"], "reads no variable 'think'"),
+        (["--turns", "all", "--chat-template", "FORGETFUL"], "rewrites earlier turns"),
+    ],
+)
+def test_rendering_options_are_checked(model, tmp_path, more, words):
+    forgetful = tmp_path / "f.jinja"
+    forgetful.write_text(
+        tiny.CHATML.replace(
+            "message['content'] }}",
+            "message['content'] }}{% if loop.last and message.role == 'assistant' %}.{% endif %}",
+        )
+    )
+    talk = [*TALKS[0]["messages"], *TALKS[1]["messages"]]
+    (tmp_path / "d.jsonl").write_text(json.dumps({"messages": talk}))
+    more = [str(forgetful) if word == "FORGETFUL" else word for word in more]
+    with pytest.raises(DataError, match=words):
+        run(model, tmp_path / "d.jsonl", tmp_path / "dump", "--spec", "post.1", *more)
+    assert not (tmp_path / "dump").exists()

@@ -174,6 +174,17 @@ def test_an_answer_without_the_thought_that_its_prompt_opens_is_refused(name):
         sequences(name, {"messages": TALK})
 
 
+def test_a_prompt_that_is_written_otherwise_once_answered():
+    """The prompt is what a server sends; the answer is what stands behind the same header."""
+    tokenizer = tiny.tokenizer(tiny.CHATML.replace("<|im_end|>", "{% if loop.last %}!{% endif %}<|im_end|>"))
+    made = RowEncoder(tokenizer).sequences(Row("row", {"messages": TALK}))
+    for sequence, at in zip(made, (1, 3), strict=True):
+        prompt = tokenizer.apply_chat_template(TALK[:at], tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(sequence.ids[: sequence.prompt]) == prompt
+        assert tokenizer.decode(sequence.ids[sequence.prompt :]) == f"{TALK[at]['content']}!<|im_end|>"
+        assert sequence.mask == [False] * sequence.prompt + [True] * (len(sequence.ids) - sequence.prompt)
+
+
 @pytest.mark.parametrize("name", [name for name in CHAT if name not in THOUGHTS])
 def test_thoughts_without_a_place_are_refused(name):
     talk = [user("hi"), assistant("hello", reasoning_content="a thought")]

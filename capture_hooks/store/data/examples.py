@@ -6,7 +6,7 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -104,8 +104,15 @@ class Examples(Sequence[Example]):
             sequences=len(self),
             tokens=self.tokens,
             template=self.template,
+            conversations=self._conversations(),
             clock=self.clock,
         )
+
+    def _conversations(self) -> tuple[int, ...] | None:
+        """Sequences that each conversation gave; None where every sequence is one."""
+        keys = (at if item.conversation is None else -1 - item.conversation for at, item in enumerate(self))
+        counts = tuple(len(list(group)) for _, group in groupby(keys))
+        return counts if len(counts) < len(self) else None
 
 
 def read_examples(

@@ -171,11 +171,17 @@ class Rendering:
         return last
 
     def _written_by_the_target(self, turn: int, prompt: str, answered: str) -> str:
-        """Prompt and answer where the template writes history otherwise than the target writes answers.
+        """Prompt and answer where the prompt is not how the answered conversation begins.
 
-        DeepSeek-R1's prompt opens a thought that its template removes from answered turns.  What the target
-        wrote is the message's own text, thought included.
+        Either the template writes earlier messages otherwise once they are answered; the answer then stands
+        behind the same header.  Or the prompt opens a thought that the template removes from answered turns
+        (DeepSeek-R1); what the target wrote is then the message's own text, thought included.
         """
+        header = self._header(turn, prompt)
+        if header and header in answered:
+            start = answered.rfind(header) + len(header)
+            self._check_reasoning(turn, answered)
+            return prompt + answered[start : self._end(turn, answered, start)]
         message = self.conversation.messages[turn]
         visible = _text_of(message)
         opened = prompt[_common(prompt, answered) :]
@@ -202,6 +208,14 @@ class Rendering:
             written = written.lstrip("\n")
         tail = answered[at + len(shown) : self._end(turn, answered, at)]
         return prompt + written.rstrip() + tail
+
+    def _header(self, turn: int, prompt: str) -> str:
+        """What the template adds to have the assistant's turn written."""
+        try:
+            before = self._render(self._messages[:turn])[0]
+        except RowError:
+            return ""
+        return prompt.removeprefix(before) if prompt.startswith(before) else ""
 
     def _render(
         self, messages: Sequence[dict[str, Any]], *, prompt: bool = False, tools: bool = True

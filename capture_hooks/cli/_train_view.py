@@ -18,7 +18,7 @@ class TrainView:
     """Prints a run to the terminal; lines alone where there is none."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.console = console or Console(highlight=False, soft_wrap=True, markup=False)
         self._last: Mapping[str, float] = {}
         self._bar = Progress(
             TextColumn("{task.description}"),

@@ -160,12 +160,13 @@ def convert(
 
 def _dump(source: Path, destination: Path, to: str, read_as: str | None, declared: Any) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import Progress
 
     from ..store.formats import convert_dump
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(f"{source}", total=None)
+        task = bar.add_task(escape(f"{source}"), total=None)
         report: Callable[[int, int], None] = lambda done, total: bar.update(  # noqa: E731
             task, completed=done, total=total
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ..errors import DataError, SpecError, StoreError
+from ..foreign import read_text
 from ._data import (
     BadRows,
     ChatTemplate,
@@ -78,7 +79,7 @@ def dump(
     """Dump hidden states.  Run the same command again after an interruption: it continues."""
     from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     asked = None if spec.strip() == EAGLE3 else _spec(spec)
     words = settings or []
     if engine == EMBEDDED:
@@ -170,10 +171,7 @@ def _spec(text: str) -> CaptureSpec:
 
     if not text.startswith("@"):
         return CaptureSpec.parse(text)
-    try:
-        return CaptureSpec.from_json(Path(text[1:]).read_text())
-    except OSError as error:
-        raise SpecError(f"cannot read the spec {text[1:]}: {error.strerror or error}") from error
+    return CaptureSpec.from_json(read_text(Path(text[1:]), "the spec", SpecError))
 
 
 def _eagle3(n_layers: int, console: Console) -> CaptureSpec:

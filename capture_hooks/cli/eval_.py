@@ -116,7 +116,7 @@ def eval_(
                 max_new_tokens=max_new_tokens,
                 on_progress=show,
             )
-    show_summary(Console(stderr=True, highlight=False, soft_wrap=True), prompts.summary)
+    show_summary(Console(stderr=True, highlight=False, soft_wrap=True, markup=False), prompts.summary)
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:
@@ -124,7 +124,7 @@ def eval_(
         for label, value in report.table():
             table.add_row(label, value)
         # Piped output is not cut to 80 columns.
-        Console(width=None if sys.stdout.isatty() else 160).print(table, highlight=False)
+        Console(width=None if sys.stdout.isatty() else 160, markup=False).print(table, highlight=False)
     if not report.lossless:
         worst = next(d for d in report.divergences if not d.excused)
         raise DecodingError(f"an answer is not the target's own ({worst.source}): {worst}")

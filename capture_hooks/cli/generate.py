@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..errors import ModelError
+from ..errors import DataError, ModelError
 from ._data import ChatTemplate, DataOptions, TemplateArgument
 from ._decoding import Kernels, load
 
@@ -40,7 +40,7 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 for no limit.")] = 0,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     kernels: Annotated[
         Kernels, typer.Option(help="packed: faster verification on a CPU, twice the memory.")
     ] = "stock",
@@ -67,7 +67,7 @@ def generate(
 
     if tokenizer is None:
         raise ModelError(f"the model {model} has no tokenizer, so it can read no prompt")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
     if raw:
         ids = text_prompt(tokenizer, text)
     else:
@@ -96,3 +96,17 @@ def generate(
         f"{(stats.tokens + len(rounds[0].tokens)) / seconds:.1f} tokens/s",
         file=sys.stderr,
     )
+
+
+def _standard_input() -> str:
+    """The prompt that is piped in.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the standard input is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None

@@ -16,6 +16,9 @@ from .report import Target
 #: Text decoders inside multimodal configs, in the order transformers looks for them.
 _TEXT: Final = ("text_config", "decoder", "generator", "text", "language_config", "llm_config")
 
+#: Of the largest model that is believed: conventions list its layers.
+_MOST_LAYERS: Final = 100_000
+
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
@@ -90,9 +93,9 @@ def from_words(family: str | None, n_layers: int | None) -> TargetFacts:
     """What the user says; what is left out stays unknown.
 
     Raises:
-        ModelError: fewer than one layer.
+        ModelError: a number of layers that no model has.
     """
-    if n_layers is not None and n_layers < 1:
+    if n_layers is not None and not 1 <= n_layers <= _MOST_LAYERS:
         raise ModelError(
             f"a model of {n_layers} layers cannot be; --layers counts the target's decoder layers"
         )
@@ -106,7 +109,7 @@ def corrected(recorded: TargetFacts, family: str | None, n_layers: int | None) -
     """A recorded target with what the user says instead.
 
     Raises:
-        ModelError: fewer than one layer.
+        ModelError: a number of layers that no model has.
     """
     said = from_words(family, n_layers).target
     update = {name: value for name in ("family", "n_layers") if (value := getattr(said, name)) is not None}

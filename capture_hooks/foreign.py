@@ -1,0 +1,80 @@
+"""Where what outside libraries and files raise becomes an error of ours.
+
+Nothing here decides what is right: an error becomes one line, of a class of `errors`, and stays its cause.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import CaptureHooksError
+
+#: Errors whose text says what happened without their name.
+_SPEAKING: Final = (OSError, ValueError, ImportError)
+
+
+@contextmanager
+def calling(what: str, kind: type[CaptureHooksError]) -> Iterator[None]:
+    """A block that hands to an outside library what a user gave; only such calls belong in it.
+
+    Raises:
+        kind: ``what`` and the reason, for whatever the block raises; errors of ours pass as they are.
+    """
+    try:
+        yield
+    except CaptureHooksError:
+        raise
+    except Exception as error:  # libraries raise of any class on what they cannot use
+        raise kind(f"{what}: {told(error)}") from error
+
+
+def told(error: Exception) -> str:
+    """The first line of an error's text, with the error's name where the text alone says little."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
+    speaking = isinstance(error, _SPEAKING) and not isinstance(error, UnicodeError)
+    return first if speaking else f"{type(error).__name__}: {first}"
+
+
+def read_text(path: Path, what: str, kind: type[CaptureHooksError]) -> str:
+    """A small file of UTF-8 text.
+
+    Args:
+        path: of the file; a pipe or a device, which could be read for ever, is not opened.
+        what: it is, for the message: "the chat template".
+        kind: the error to raise.
+
+    Raises:
+        kind: there is no such file, it cannot be read, or it is not UTF-8.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise kind(f"cannot read {what} {path}: it is no regular file")
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise kind(
+            f"cannot read {what} {path}: it is not UTF-8 text ({error.reason} at byte {error.start})"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
+        raise kind(f"cannot read {what} {path}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def parse_json(text: str | bytes, where: str, kind: type[CaptureHooksError]) -> Any:
+    """A JSON document.
+
+    Raises:
+        kind: it is malformed, nested too deep for Python's reader, or holds an integer too long for Python.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise kind(f"{where}: the JSON is nested too deep") from None
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
+        raise kind(f"{where}: malformed JSON: {error.msg} at {at}") from None
+    except ValueError as error:  # bytes that are not UTF-8; an integer of thousands of digits
+        raise kind(f"{where}: malformed JSON: {error}") from None

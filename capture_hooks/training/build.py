@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,12 @@ from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import TrainingError
+from ..foreign import calling
 from ..heads import load_head, readout_of
 from ..heads.contract import DraftHead
 from ..heads.files import read_config
 from ..plugins import registry
+from ..settings import check_names
 from ..spec import CaptureSpec
 from ..store import Dump, Example, context_length
 from ..store.checks import check_examples, image_tokens
@@ -180,16 +181,12 @@ def _source(data: Data, anatomy: Anatomy, spec: CaptureSpec) -> Sequences:
 def _create(config: TrainConfig, spec: CaptureSpec, anatomy: Anatomy, draft_token_ids: Tensor) -> DraftHead:
     provider = registry().heads[config.head]
     known = {f.name for f in dataclasses.fields(provider.config_type)}
-    for name in config.head_config:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise TrainingError(
-                f"{config.head} has no setting {name!r}{hint} (it has {', '.join(sorted(known))})"
-            )
+    check_names(config.head, config.head_config, known, TrainingError)
     settings = provider.config_type(**config.head_config)
     torch.manual_seed(config.seed)
-    return provider.create(settings, spec, anatomy, readout_of(anatomy, spec), draft_token_ids)
+    readout = readout_of(anatomy, spec)
+    with calling(f"{config.head} cannot make a head of these settings", TrainingError):
+        return provider.create(settings, spec, anatomy, readout, draft_token_ids)
 
 
 def _train_in_float32(head: DraftHead, anatomy: Anatomy) -> None:

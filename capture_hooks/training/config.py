@@ -5,21 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Self, get_args
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field
 
 from ..errors import TrainingError
+from ..settings import check_fields
 
 Schedule = Literal["cosine", "linear", "constant"]
 Precision = Literal["float32", "bf16", "fp16"]
 OptimizerName = Literal["adamw", "muon"]
 SaveDtype = Literal["float32", "bfloat16", "float16"]
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
+#: Ten million are 19 years.
+Minutes = Annotated[float, Field(gt=0, le=1e7)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0)]
 
 #: What may differ when a run is resumed: its length, and what is looked at on the way.
 RESUMABLE: Final = frozenset({"steps", "epochs", "max_minutes", "evaluations", "save_minutes", "save_steps",
                               "report_to", "log_steps", "workers", "save_dtype"})  # fmt: skip
-
-_POSITIVE: Final = ("steps", "epochs", "max_minutes", "lr", "batch_tokens", "accumulate", "max_length",
-                    "draft_vocab", "save_minutes", "save_steps", "log_steps")  # fmt: skip
 
 #: Settings of a head that say where fresh weights start.
 _FRESH: Final = ("init_layer", "lm_head_init", "norm_init")
@@ -62,48 +68,47 @@ class TrainConfig:
     head: str = "eagle3"
     head_config: Mapping[str, Any] = field(default_factory=dict)
     spec: str | None = None
-    draft_vocab: int | None = None
+    draft_vocab: Count | None = None
     init_from: str | None = None
     written_for: str | None = None
     accept_unverified: bool = False
-    steps: int | None = None
-    epochs: float | None = None
-    max_minutes: float | None = None
-    lr: float = 1e-3
+    steps: Count | None = None
+    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    max_minutes: Minutes | None = None
+    lr: Annotated[float, Field(gt=0)] = 1e-3
     schedule: Schedule = "cosine"
-    warmup: float = 0.03
-    min_lr: float = 0.0
-    batch_tokens: int = 2048
-    accumulate: int = 1
-    max_length: int | None = None
+    warmup: Share = 0.03
+    min_lr: Share = 0.0
+    batch_tokens: Count = 2048
+    accumulate: Count = 1
+    max_length: Count | None = None
     optimizer: OptimizerName = "adamw"
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = (0.9, 0.95)
-    max_grad_norm: float = 1.0
-    ema: float | None = None
+    weight_decay: NotNegative = 0.01
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    max_grad_norm: NotNegative = 1.0
+    ema: Share | None = None
     precision: Precision = "float32"
     save_dtype: SaveDtype = "float32"
-    held_out: float = 0.05
-    seed: int = 0
-    evaluations: int = 10
-    save_minutes: float = 10.0
-    save_steps: int | None = None
-    log_steps: int = 10
-    workers: int = 0
+    held_out: Share = 0.05
+    # What NumPy, which transformers seeds too, takes.
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    evaluations: CountOrNone = 10
+    save_minutes: Minutes = 10.0
+    save_steps: Count | None = None
+    log_steps: Count = 10
+    workers: Annotated[int, Field(ge=0, le=1024)] = 0
     report_to: str = "none"
     trainer_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        check_fields(self, TrainingError)
         if self.steps is None and self.epochs is None and self.max_minutes is None:
             raise TrainingError("say how long to train: steps, epochs or max_minutes")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise TrainingError(f"{name} must be greater than 0, not {value}")
-        for name, low, high in (("warmup", 0, 1), ("min_lr", 0, 1), ("held_out", 0, 1), ("ema", 0, 1)):
-            value = getattr(self, name)
-            if value is not None and not low <= value < high:
-                raise TrainingError(f"{name} must be at least {low} and less than {high}, not {value}")
+        if self.accumulate > self.batch_tokens:
+            raise TrainingError(
+                f"accumulate={self.accumulate} forward passes cannot share a step of {self.batch_tokens} "
+                "tokens; each needs one at least"
+            )
         fresh = [name for name in _FRESH if self.init_from and self.head_config.get(name) is not None]
         if fresh:
             raise TrainingError(
@@ -115,15 +120,6 @@ class TrainConfig:
                 f"optimizer={self.optimizer} and trainer_args optim={self.trainer_args['optim']} are two "
                 "optimisers; give one of them"
             )
-        for name in ("weight_decay", "max_grad_norm", "evaluations", "workers"):
-            if getattr(self, name) < 0:
-                raise TrainingError(f"{name} must not be negative, but is {getattr(self, name)}")
-        for name, kind in (("schedule", Schedule), ("precision", Precision), ("save_dtype", SaveDtype),
-                           ("optimizer", OptimizerName)):  # fmt: skip
-            if getattr(self, name) not in get_args(kind):
-                raise TrainingError(
-                    f"{name} must be one of {', '.join(get_args(kind))}, not {getattr(self, name)!r}"
-                )
 
     @property
     def window(self) -> int:
@@ -148,9 +144,8 @@ class TrainConfig:
         if unknown := sorted(set(document) - known):
             raise TrainingError(f"training settings with unknown fields: {', '.join(unknown)}")
         values = dict(document)
-        if "betas" in values:
-            first, second = values["betas"]
-            values["betas"] = (float(first), float(second))
+        if isinstance(values.get("betas"), list):  # JSON has no tuples
+            values["betas"] = tuple(values["betas"])
         return cls(**values)
 
     def check_resumes(self, before: TrainConfig) -> None:

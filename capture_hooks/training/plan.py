@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +16,8 @@ from torch import Tensor
 from transformers import TrainingArguments
 
 from ..errors import TrainingError
+from ..foreign import calling
+from ..settings import check_names
 from .build import Setup
 from .config import TrainConfig
 from .data import pack
@@ -21,6 +27,10 @@ from .sampler import global_batches, split, steps_for
 
 #: Steps of a run that time alone bounds: more than it can take.
 UNBOUNDED: Final = 2**31 - 1
+#: Passes over the data within one step that are still taken for meant.
+_MOST_PASSES: Final = 1000
+#: Fields of `TrainingArguments`.
+_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
 #: Fields of `TrainingArguments` that are settings of `TrainConfig`.
 _OWN: Final = frozenset(
     {
@@ -42,6 +52,8 @@ _OWN: Final = frozenset(
 def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments:
     if taken := sorted(_OWN & set(config.trainer_args)):
         raise TrainingError(f"trainer_args must not set {', '.join(taken)}: these are settings of their own")
+    check_names("transformers.TrainingArguments", config.trainer_args, _FIELDS, TrainingError)
+    _check_passes(config, setup)
     device = next(setup.anatomy.lm_head.parameters()).device
     values: dict[str, Any] = {
         "output_dir": str(run),
@@ -61,7 +73,7 @@ def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments
         "logging_nan_inf_filter": False,
         "eval_strategy": "no",  # `Cadence` says when
         "save_strategy": "no",
-        "report_to": config.report_to,
+        "report_to": _reporters(config.report_to),
         "disable_tqdm": True,
         "dataloader_num_workers": config.workers,
         "dataloader_pin_memory": device.type == "cuda",
@@ -69,17 +81,62 @@ def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
     } | dict(config.trainer_args)
-    args = TrainingArguments(max_steps=1, **values)
+    with trainer_arguments(config):
+        args = TrainingArguments(max_steps=1, **values)
     args.max_steps = _steps(config, setup, args.world_size)
     args._n_gpu = min(args.n_gpu, 1)  # one process drives one device; more of them under torchrun
     return args
+
+
+@contextmanager
+def trainer_arguments(config: TrainConfig) -> Iterator[None]:
+    """Where transformers uses ``trainer_args``, whose values it alone can judge.
+
+    Raises:
+        TrainingError: naming them, for what it raises.
+    """
+    given = ", ".join(f"{name}={value!r}" for name, value in config.trainer_args.items())
+    with calling(f"transformers cannot train with {given}", TrainingError) if given else nullcontext():
+        yield
+
+
+def _reporters(name: str) -> list[str]:
+    """The integrations that are meant, each tried out.
+
+    Raises:
+        TrainingError: transformers knows none of that name, or what it needs is not installed.
+    """
+    integrations: Any = importlib.import_module("transformers.integrations")  # it has no types
+    names = [] if name == "none" else [name]
+    if name == "all":
+        names = list(integrations.get_available_reporting_integrations())
+    with calling(f"cannot report to {name!r}", TrainingError):
+        for callback in integrations.get_reporting_integration_callbacks(names):
+            callback()
+    return names
+
+
+def _check_passes(config: TrainConfig, setup: Setup) -> None:
+    """A step that sees all data again and again learns no more, and its batch may not fit into memory.
+
+    Raises:
+        TrainingError: where one step is that long.
+    """
+    tokens = sum(setup.train.lengths)
+    if config.batch_tokens > _MOST_PASSES * tokens:
+        raise TrainingError(
+            f"batch_tokens={config.batch_tokens} is more than {_MOST_PASSES} passes over the {tokens} tokens "
+            "to train on in one step; give less, or more data"
+        )
 
 
 def _steps(config: TrainConfig, setup: Setup, world: int) -> int:
     limits = [config.steps] if config.steps is not None else []
     if config.epochs is not None:
         parts = config.accumulate * world
-        limits.append(steps_for(setup.train.lengths, config.batch_tokens, config.seed, config.epochs, parts))
+        most = config.steps or UNBOUNDED
+        lengths = setup.train.lengths
+        limits.append(steps_for(lengths, config.batch_tokens, config.seed, config.epochs, parts, most))
     return min(limits, default=UNBOUNDED)
 
 

@@ -24,8 +24,8 @@ from .ema import WeightAverage
 from .estimate import CostEstimate
 from .objective import Objective
 from .optimizers import muon_for
-from .plan import UNBOUNDED, arguments, estimate
-from .rundir import begin, check_same, find_checkpoint, run_directory
+from .plan import UNBOUNDED, arguments, estimate, trainer_arguments
+from .rundir import begin, check_same, find_checkpoint, run_directory, undone_unless_begun
 from .schedule import Progress, curve
 from .trainer import HeadTrainer
 
@@ -85,8 +85,25 @@ def train(
     """
     out = Path(out)
     run = run_directory(out)
-    first = int(os.environ.get("RANK", "0")) == 0
     checkpoint = find_checkpoint(out, run, resume, overwrite)
+    replace = resume or overwrite
+    with undone_unless_begun(run):
+        return _train(model, data, config, out, run, checkpoint, eval_data, replace, reporter, now)
+
+
+def _train(
+    model: nn.Module,
+    data: Data,
+    config: TrainConfig,
+    out: Path,
+    run: Path,
+    checkpoint: Path | None,
+    eval_data: Data | None,
+    replace: bool,
+    reporter: RunReporter | None,
+    now: Callable[[], float],
+) -> DraftHead:
+    first = int(os.environ.get("RANK", "0")) == 0
     setup = prepare(model, data, config, eval_data)
     settings: dict[str, Any] = {
         "config": config.to_json(),
@@ -97,9 +114,6 @@ def train(
     if checkpoint is not None:
         check_same(run, settings, config)
     args = arguments(config, setup, run)
-    if first:
-        begin(run, settings, fresh=checkpoint is None)
-
     steps = args.max_steps
     progress = Progress(
         steps if steps < UNBOUNDED else None,
@@ -116,21 +130,24 @@ def train(
         save_minutes=config.save_minutes,
         save_steps=config.save_steps,
     )
-    trainer = HeadTrainer(
-        objective,
-        args=args,
-        progress=progress,
-        shape=functools.partial(curve, schedule=config.schedule, warmup=config.warmup, minimum=config.min_lr),
-        batch_tokens=config.batch_tokens,
-        make_optimizer=functools.partial(muon_for, setup.head, config)
-        if config.optimizer == "muon"
-        else None,
-        average=average,
-        capture=setup.capture,
-        train_dataset=setup.train,
-        eval_dataset=setup.held_out,
-        callbacks=[*([Averaging(average)] if average is not None else []), cadence, Log(run / LOG, reporter)],
-    )
+    shape = functools.partial(curve, schedule=config.schedule, warmup=config.warmup, minimum=config.min_lr)
+    averaging = [Averaging(average)] if average is not None else []
+    with trainer_arguments(config):
+        trainer = HeadTrainer(
+            objective,
+            args=args,
+            progress=progress,
+            shape=shape,
+            batch_tokens=config.batch_tokens,
+            make_optimizer=functools.partial(muon_for, setup.head, config)
+            if config.optimizer == "muon"
+            else None,
+            average=average,
+            capture=setup.capture,
+            train_dataset=setup.train,
+            eval_dataset=setup.held_out,
+            callbacks=[*averaging, cadence, Log(run / LOG, reporter)],
+        )
     trainer.remove_callback(PrinterCallback)
     if average is not None and trainer.is_fsdp_enabled:
         raise TrainingError("a weight average (ema) is not kept under FSDP; train without one")
@@ -139,7 +156,9 @@ def train(
         if first:
             reporter.estimated(cost)
 
-    with interrupt.listening():
+    if first:
+        begin(run, settings, fresh=checkpoint is None)
+    with trainer_arguments(config), interrupt.listening():
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint is not None else None)
     if cadence.interrupted and progress.fraction < 1:
         raise TrainingInterrupted(run, trainer.state.global_step)
@@ -149,7 +168,7 @@ def train(
     if first:
         witness = make_witness(model, head.spec, setup.witness_tokens)
         dtype = getattr(torch, config.save_dtype)
-        save_head(head, out, model=model, witness=witness, dtype=dtype, overwrite=resume or overwrite)
+        save_head(head, out, model=model, witness=witness, dtype=dtype, overwrite=replace)
     trainer.accelerator.wait_for_everyone()
     return head
 

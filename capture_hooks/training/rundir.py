@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
 from ..errors import TrainingError
+from ..foreign import parse_json, read_text
 from .config import TrainConfig
 from .trainer import checkpoints, sync
 
@@ -17,8 +19,30 @@ SETTINGS: Final = "settings.json"
 
 
 def run_directory(out: Path) -> Path:
-    """Where the run that makes the head ``out`` keeps its checkpoints, settings and log."""
-    return out.with_name(out.name + ".training")
+    """Where the run that makes the head ``out`` keeps its checkpoints, settings and log.
+
+    Raises:
+        TrainingError: ``out`` is the root directory, which has nothing beside it.
+    """
+    place = Path(os.path.abspath(out))
+    if not place.name:
+        raise TrainingError(f"{out} cannot be the head's directory; name one that can be made")
+    return place.with_name(place.name + ".training")
+
+
+@contextmanager
+def undone_unless_begun(run: Path) -> Iterator[None]:
+    """Leave no directory behind for a run that fails before its first checkpoint."""
+    missing = [path for path in (run, *run.parents) if not os.path.lexists(path)]
+    try:
+        yield
+    except BaseException:
+        if missing and not checkpoints(run):
+            shutil.rmtree(run, ignore_errors=True)
+            for parent in missing[1:]:
+                with suppress(OSError):  # something else lies in it by now
+                    parent.rmdir()
+        raise
 
 
 def recorded_clock(out: Path) -> str | None:
@@ -53,10 +77,11 @@ def find_checkpoint(out: Path, run: Path, resume: bool, overwrite: bool) -> Path
 
 def check_same(run: Path, settings: Mapping[str, Any], config: TrainConfig) -> None:
     try:
-        before = json.loads((run / SETTINGS).read_text(encoding="utf-8"))
+        path = run / SETTINGS
+        before = parse_json(read_text(path, "the run's settings", TrainingError), str(path), TrainingError)
         config.check_resumes(TrainConfig.from_json(before["config"]))
         same_spec, same_data = before["spec"] == settings["spec"], before["data"] == settings["data"]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise TrainingError(
             f"{run / SETTINGS} is missing or damaged ({error}); the run cannot be resumed"
         ) from error

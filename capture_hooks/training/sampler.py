@@ -87,12 +87,14 @@ class TokenBudgetSampler(Sampler[list[int]]):
         return self.steps * self.accumulate
 
 
-def steps_for(lengths: Sequence[int], budget: int, seed: int, epochs: float, at_least: int = 1) -> int:
-    """Optimiser steps after which ``epochs`` passes' worth of sequences have been seen."""
+def steps_for(
+    lengths: Sequence[int], budget: int, seed: int, epochs: float, at_least: int = 1, most: int | None = None
+) -> int:
+    """Optimiser steps after which ``epochs`` passes' worth of sequences have been seen; ``most`` at most."""
     wanted, seen = epochs * len(lengths), 0
     for steps, batch in enumerate(global_batches(lengths, budget, seed, at_least), start=1):
         seen += len(batch)
-        if seen >= wanted:
+        if seen >= wanted or steps == most:
             return steps
     raise AssertionError("the stream of batches is endless")
 

@@ -291,9 +291,9 @@ def test_a_resumed_run_keeps_its_settings_and_data(target, tmp_path):
     [
         ({}, "say how long to train"),
         ({"steps": 0}, "steps must be greater than 0, not 0"),
-        ({"steps": 1, "held_out": 1.0}, "held_out must be at least 0 and less than 1, not 1.0"),
-        ({"steps": 1, "precision": "int8"}, "precision must be one of float32, bf16, fp16, not 'int8'"),
-        ({"steps": 1, "workers": -1}, "workers must not be negative"),
+        ({"steps": 1, "held_out": 1.0}, "held_out must be less than 1, not 1.0"),
+        ({"steps": 1, "precision": "int8"}, "precision must be .float32., .bf16. or .fp16., not .int8."),
+        ({"steps": 1, "workers": -1}, "workers must be greater than or equal to 0, not -1"),
     ],
 )
 def test_settings_that_make_no_sense(settings, message):

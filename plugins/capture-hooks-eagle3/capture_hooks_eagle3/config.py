@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
 
 from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.errors import HeadError
+from capture_hooks.settings import check_fields
 
 #: What transformers' configurations call the longest sequence.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+
+
+#: More than any tensor has.
+Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +66,23 @@ class Eagle3Config:
         init_layer: the target's layer whose weights start layer 0 (None: random; may be negative).
     """
 
-    layers: int = 1
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    intermediate_size: int | None = None
-    rms_norm_eps: float | None = None
+    layers: Annotated[int, Field(ge=1, le=1000)] = 1
+    heads: Size | None = None
+    kv_heads: Size | None = None
+    head_dim: Size | None = None
+    intermediate_size: Size | None = None
+    rms_norm_eps: Annotated[float, Field(ge=0)] | None = None
     rope: Mapping[str, Any] | None = None
-    max_position_embeddings: int | None = None
+    max_position_embeddings: Size | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
 
-    steps: int = 4
-    step_decay: float = 0.8
+    steps: Annotated[int, Field(ge=1, le=1000)] = 4
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     outside: Literal["skip", "renormalise"] = "skip"
-    feature_noise: float = 0.1
+    feature_noise: Annotated[float, Field(ge=0)] = 0.1
 
     scale_inputs: bool = True
     lm_head_init: Literal["target", "random"] = "target"
@@ -85,10 +92,7 @@ class Eagle3Config:
     init_layer: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("layers", "heads", "kv_heads", "head_dim", "intermediate_size", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise HeadError(f"eagle3: {name} = {value} must be at least 1")
+        check_fields(self, HeadError, "eagle3: ")
         if self.heads is not None and self.kv_heads is not None and self.heads % self.kv_heads:
             raise HeadError(
                 f"eagle3: heads = {self.heads} is no multiple of kv_heads = {self.kv_heads}; "
@@ -98,14 +102,6 @@ class Eagle3Config:
             raise HeadError(f"eagle3: head_dim = {self.head_dim} must be even (RoPE turns pairs of channels)")
         if self.norm_before_fc and self.fc_norm:
             raise HeadError("eagle3: norm_before_fc and fc_norm exclude each other; set one")
-        if not 0 < self.step_decay <= 1:
-            raise HeadError(f"eagle3: step_decay = {self.step_decay} must lie in (0, 1]")
-        if self.feature_noise < 0:
-            raise HeadError(f"eagle3: feature_noise = {self.feature_noise} must not be negative")
-        if self.outside not in ("skip", "renormalise"):
-            raise HeadError(f"eagle3: outside = {self.outside!r} must be 'skip' or 'renormalise'")
-        if self.lm_head_init not in ("target", "random"):
-            raise HeadError(f"eagle3: lm_head_init = {self.lm_head_init!r} must be 'target' or 'random'")
 
     def sizes(self) -> Sizes:
         """The architecture's numbers.

@@ -146,13 +146,13 @@ def test_a_layer_that_does_not_fit_is_refused() -> None:
     ("settings_", "message"),
     [
         ({"heads": 4, "kv_heads": 3}, "no multiple of kv_heads = 3"),
-        ({"steps": 0}, "steps = 0 must be at least 1"),
+        ({"steps": 0}, "steps must be greater than or equal to 1, not 0"),
         ({"head_dim": 3}, "head_dim = 3 must be even"),
         ({"norm_before_fc": True, "fc_norm": True}, "exclude each other"),
-        ({"step_decay": 0.0}, r"step_decay = 0\.0"),
-        ({"feature_noise": -1.0}, r"feature_noise = -1\.0"),
-        ({"outside": "drop"}, "outside = 'drop'"),
-        ({"lm_head_init": "zero"}, "lm_head_init = 'zero'"),
+        ({"step_decay": 0.0}, r"step_decay must be greater than 0, not 0\.0"),
+        ({"feature_noise": -1.0}, r"feature_noise must be greater than or equal to 0, not -1\.0"),
+        ({"outside": "drop"}, "outside must be 'skip' or 'renormalise', not 'drop'"),
+        ({"lm_head_init": "zero"}, "lm_head_init must be 'target' or 'random', not 'zero'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings_: dict, message: str) -> None:

@@ -220,6 +220,9 @@ def _why_empty(skipped: int, max_length: int | None, bad: BadRowCounter) -> str:
     if skipped:
         return f"all {skipped} sequences are longer than {max_length} tokens"
     if bad.first is not None:
-        count = sum(reason.count for reason in bad.found())
-        return f"none of its {count} rows can be used; the first: {bad.first}"
+        found = bad.found()
+        reasons = ", ".join(f"{one.count:,} x {one.reason}" for one in found) if len(found) > 1 else ""
+        listed = f" ({reasons})" if reasons else ""
+        count = sum(one.count for one in found)
+        return f"none of its {count:,} rows can be used{listed}; the first: {bad.first}"
     return "it holds no record"

@@ -14,11 +14,12 @@ _PLACES = 3
 
 @dataclass(frozen=True, slots=True)
 class BadRows:
-    """Rows left out for one reason: how many, and where the first of them stand."""
+    """Rows left out for one reason: how many, where the first stand, and what is wrong with the first."""
 
     reason: str
     count: int
     first: tuple[str, ...]
+    example: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,16 @@ class Summary:
 
     def lines(self) -> list[str]:
         """What a person should know, a sentence each; nothing where all was taken as it stood."""
+        said = self.notes()
+        if self.bad:
+            said.append(
+                f"left out {self.left_out:,} of {self.rows:,} rows ({self.left_out / self.rows:.2%}):"
+            )
+            said += [f"  {bad.count:,} x {bad.reason}: first {', '.join(bad.first)}" for bad in self.bad]
+        return said
+
+    def notes(self) -> list[str]:
+        """The same without the rows that were left out."""
         counts, notes = self.counts, self.counts.notes
         said = []
         if len(counts.forms) > 1:
@@ -73,11 +84,6 @@ class Summary:
                 f"{counts.nulls:,} rows with empty fields in tools or arguments, taken for padding: this "
                 "form of data cannot tell them from a null (JSON lines can)"
             )
-        if self.bad:
-            said.append(
-                f"left out {self.left_out:,} of {self.rows:,} rows ({self.left_out / self.rows:.2%}):"
-            )
-            said += [f"  {bad.count:,} x {bad.reason}: first {', '.join(bad.first)}" for bad in self.bad]
         return said
 
 
@@ -87,12 +93,14 @@ class BadRowCounter:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._places: dict[str, list[str]] = {}
+        self._examples: dict[str, str] = {}
         self.first: RowError | None = None
 
     def add(self, error: RowError) -> None:
         """One more."""
         self.first = self.first or error
         self._counts[error.reason] += 1
+        self._examples.setdefault(error.reason, str(error))
         places = self._places.setdefault(error.reason, [])
         if len(places) < _PLACES:
             places.append(error.place)
@@ -100,7 +108,7 @@ class BadRowCounter:
     def found(self) -> tuple[BadRows, ...]:
         """By reason."""
         return tuple(
-            BadRows(reason, count, tuple(self._places[reason]))
+            BadRows(reason, count, tuple(self._places[reason]), self._examples[reason])
             for reason, count in self._counts.most_common()
         )
 

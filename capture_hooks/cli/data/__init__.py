@@ -6,8 +6,10 @@ from types import ModuleType
 
 import typer
 
+from . import preview
+
 #: Each adds its command.
-COMMANDS: tuple[ModuleType, ...] = ()
+COMMANDS: tuple[ModuleType, ...] = (preview,)
 
 
 def register(app: typer.Typer) -> None:

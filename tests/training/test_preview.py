@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 from capture_hooks.cli.app import build
 from capture_hooks.cli.data._preview_html import page
 from capture_hooks.cli.data._preview_view import show
-from capture_hooks.errors import CaptureHooksError, DataError, ModelError
+from capture_hooks.errors import CaptureHooksError, DataError, ModelError, StoreError
 from capture_hooks.store.data import RowEncoder, TemplateSettings, read_examples, read_rows
 from capture_hooks.testing import tiny
 from capture_hooks.training.preview import pick, preview, why_not
@@ -325,7 +326,8 @@ def test_the_command(tmp_path, model):
         ([*TWO, "{"], ["--row", "3"], DataError, "d.jsonl:3: malformed JSON"),
         (TWO, ["--row", "d.jsonl:1"], DataError, "there is no row 'd.jsonl:1': give a number from 1 to 2"),
         (TWO, ["--max-length", "65"], DataError, "beyond the model's context of 64"),
-        (TWO, ["--html", "."], DataError, r"\. is a directory"),
+        (TWO, ["--html", "."], DataError, r"--html \. is a directory"),
+        (TWO, ["--html", "no/such/p.html"], StoreError, "no/such"),
         (TWO, ["--chat-template", "nope"], DataError, "nope"),
         (TWO, ["--model", "no/such"], ModelError, "no/such"),
     ],
@@ -337,6 +339,23 @@ def test_what_cannot_be_shown_is_one_error(tmp_path, model, rows, more, error, m
         run(path, "--model", model, "--html", page, *more)
     assert "\n" not in str(raised.value)
     assert not page.exists()
+
+
+def test_the_data_is_not_replaced_by_the_page(tmp_path, model):
+    path = write(tmp_path / "d.jsonl", TWO)
+    before = path.read_bytes()
+    with pytest.raises(DataError, match="is the data itself"):
+        run(path, "--model", model, "--html", path)
+    assert path.read_bytes() == before
+
+
+def test_names_from_data_give_a_terminal_no_commands(tmp_path, model):
+    path = write(tmp_path / os.fsdecode(b"\x1b[2J\xff[bold].jsonl"), [TWO[0] | {"\x1b[31m": 1}, TWO[1], "{"])
+    text = run(path, "--model", model, "--html", tmp_path / "p.html")
+    assert "\x1b" not in text
+    assert text.count("[U+001B][2J[U+DCFF][bold].jsonl") >= 2
+    assert "columns not read: [U+001B][31m (1)" in text
+    assert "[U+001B][2J[U+DCFF][bold].jsonl" in (tmp_path / "p.html").read_text()
 
 
 def test_token_ids_need_no_tokenizer(tmp_path):

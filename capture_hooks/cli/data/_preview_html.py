@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from ...store.data.pieces import Drawn, drawn
+from ...store.data.pieces import Drawn, drawn, printable
 from ._preview_view import heading, too_long
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ th.wide { text-align: left; }
 .row { border: 1px solid var(--line); border-radius: .5rem; margin: .75rem 0; overflow: hidden; }
 .row summary { background: var(--panel); padding: .5rem .75rem; cursor: pointer; }
 .row pre { margin: 0; padding: .75rem; white-space: pre-wrap; font: .85rem/1.6 ui-monospace, monospace; }
+.t { padding: .1em 0; }
 .l { background: var(--learnt); box-shadow: 0 2px 0 var(--edge); }
 .s { color: var(--special); font-weight: 600; }
 i { color: var(--mark); font-style: normal; opacity: .8; }
@@ -168,4 +169,4 @@ def _token(shown: Shown, one: Drawn) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(text)
+    return escape(printable(text))

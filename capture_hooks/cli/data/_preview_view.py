@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ...store.data.pieces import Drawn, drawn
+from ...store.data.pieces import Drawn, drawn, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,7 +100,7 @@ def _facts(rows: Iterable[tuple[str, str]], style: str = "") -> Table:
     grid.add_column(width=9)
     grid.add_column(overflow="fold", ratio=1)
     for name, value in rows:
-        grid.add_row(Text(name, style=style), Text(value))
+        grid.add_row(Text(name, style=style), Text(printable(value)))
     return grid
 
 
@@ -130,7 +130,7 @@ def heading(shown: Shown, found: Figures) -> str:
     """Where a sequence is from, and how long it is."""
     limit, length = found.too_long.max_length, len(shown.token_ids)
     over = f" (longer than {limit:,})" if limit is not None and length > limit else ""
-    return f"{shown.place}: {length:,} tokens{over}, {sum(shown.mask):,} learnt"
+    return f"{printable(shown.place)}: {length:,} tokens{over}, {sum(shown.mask):,} learnt"
 
 
 def too_long(found: Figures) -> str:
@@ -185,6 +185,6 @@ def _left_out(found: Preview) -> Table:
     table.add_column("rows", justify="right")
     table.add_column("reason, and the first of them", overflow="fold", ratio=1)
     for bad in found.bad:
-        places = f"{bad.reason}: {', '.join(bad.first)}\n" if bad.count > 1 else ""
-        table.add_row(f"{bad.count:,}", Text(places + bad.example))
+        places = f"{printable(bad.reason)}: {printable(', '.join(bad.first))}\n" if bad.count > 1 else ""
+        table.add_row(f"{bad.count:,}", Text(places + printable(bad.example)))
     return table

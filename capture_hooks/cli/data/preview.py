@@ -49,8 +49,10 @@ def preview(
 ) -> None:
     """Show rows as they will be rendered and learnt, and what the whole data set amounts to."""
     from rich.console import Console
+    from rich.text import Text
 
     from ...store.data import RowEncoder, read_rows
+    from ...store.data.pieces import printable
     from ...store.files import replacing
     from ...target import load_config, load_tokenizer
     from ...training.preview import pick, why_not
@@ -59,7 +61,9 @@ def preview(
     from ._preview_view import show
 
     if html is not None and html.is_dir():
-        raise DataError(f"{html} is a directory; give --html a file")
+        raise DataError(f"--html {html} is a directory; give the name of a file")
+    if html is not None and html.exists() and Path(data).exists() and html.samefile(data):
+        raise DataError(f"--html {html} is the data itself; give another name")
     options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows)
     settings = options.settings()
     config = load_config(model)
@@ -67,8 +71,8 @@ def preview(
     if max_length is not None and context is not None and max_length > context:
         raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
     tokenizer = load_tokenizer(model)
-    console = Console(highlight=False)
-    with console.status(f"reading {data}") if not as_json else nullcontext():
+    console = Console(highlight=False, markup=False)
+    with console.status(Text(f"reading {printable(data)}")) if not as_json else nullcontext():
         examples = options.examples(data, tokenizer, vocab_size=config.vocab_size)
         chosen = pick(examples, rows, row)
         if row is not None and not chosen:
@@ -91,4 +95,4 @@ def preview(
         return
     show(found, console, whole=row is not None)
     if html is not None:
-        console.print(f"\nsaved {html}", markup=False)
+        console.print(f"\nsaved {html}", soft_wrap=True)

@@ -172,16 +172,24 @@ def visible(text: str, before: str = "", after: str = "") -> Iterator[tuple[str,
         yield plain, False
 
 
+def printable(text: str) -> str:
+    """A name from data as it may be printed: what a terminal would obey, or cannot show, by its number."""
+    return "".join(letter if letter.isprintable() else _number(letter) for letter in text)
+
+
 def _sign(letter: str, before: str, after: str) -> str | None:
     if letter == " ":
         return None if before.strip() and after.strip() else "·"
     if letter in _SIGNS:
         return _SIGNS[letter]
-    code = ord(letter)
-    ignored = any(first <= code <= last for first, last in _BLANK)
+    ignored = any(first <= ord(letter) <= last for first, last in _BLANK)
     if ignored or unicodedata.category(letter) in ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"):
-        return f"[U+{code:04X}]"
+        return _number(letter)
     return None
+
+
+def _number(letter: str) -> str:
+    return f"[U+{ord(letter):04X}]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import hashlib
 import re
 import struct
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from ..errors import BindError
 from .anatomy import Anatomy
+from .settled import settled
 
 #: Values read from each parameter.
 PER_PARAMETER = 64
@@ -63,7 +64,8 @@ class TargetFingerprint(BaseModel):
         """Take the fingerprint of a model.
 
         Names of wrappers (compiled, checkpointed, sharded modules, PEFT's ``base_layer``) are left out.
-        An adapter counts as part of the weights unless it changes nothing (LoRA with ``B == 0``).
+        Adapters count as they compute now: the fingerprint is that of the merged model, and of the base where
+        they are disabled or change nothing.
         On a sharded model (FSDP2) this gathers parameters, so every process must call it.
 
         Raises:
@@ -141,39 +143,32 @@ class TargetFingerprint(BaseModel):
         return found
 
 
-def _stored(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of everything a checkpoint of ``model`` would hold."""
-    idle: tuple[str, ...] = tuple(
-        f"{path}." if path else "" for path, module in model.named_modules() if _idle_adapter(module)
-    )
+def _stored(module: nn.Module, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Names and values of everything a checkpoint of a model would hold, its adapters merged into it."""
+    try:
+        plain = settled(module)
+    except Exception:  # an adapter that PEFT cannot merge: its own tensors stand for it
+        plain = module
+        yield from _strengths(module, path)
+    prefix = f"{path}." if path else ""
     # Tied weights appear under each of their names, so that a tied and an untied copy of one model agree.
-    for path, module in model.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
-        for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
-            full = prefix + name
-            owner = next((parent for parent in idle if full.startswith(parent)), None)
-            if owner is None or full.removeprefix(owner).startswith("base_layer."):
-                yield _peeled(full), tensor
-        # Quantised weights are often buffers; masks and counters are not weights.
-        for name, tensor in module.named_buffers(recurse=False, remove_duplicate=False):
-            transient = name in module._non_persistent_buffers_set
-            if not transient and tensor.dtype not in (torch.bool, torch.int64):
-                yield _peeled(prefix + name), tensor
+    for name, parameter in plain.named_parameters(recurse=False, remove_duplicate=False):
+        yield _peeled(prefix + name), parameter
+    # Quantised weights are often buffers; masks and counters are not weights.
+    for name, buffer in plain.named_buffers(recurse=False, remove_duplicate=False):
+        transient = name in plain._non_persistent_buffers_set
+        if not transient and buffer.dtype not in (torch.bool, torch.int64):
+            yield _peeled(prefix + name), buffer
+    for name, child in plain._modules.items():
+        if child is not None:
+            yield from _stored(child, prefix + name)
 
 
-def _idle_adapter(module: nn.Module) -> bool:
-    """Whether ``module`` is an adapter around a base layer that leaves the base layer's output as it is."""
-    if "base_layer" not in module._modules:
-        return False
-    if getattr(module, "disable_adapters", False) is True:
-        return True
-    outer = [
-        tensor
-        for name, tensor in module.named_parameters()
-        if name.startswith(("lora_B.", "lora_embedding_B."))
-    ]
-    rescaled = any(name.startswith("lora_magnitude_vector.") for name, _ in module.named_parameters())
-    return bool(outer) and not rescaled and not any(bool(tensor.any()) for tensor in outer)
+def _strengths(layer: Any, path: str) -> Iterator[tuple[str, Tensor]]:
+    """What an adapter's output is multiplied with, which is no tensor of it; 0 where it is not active."""
+    off, active = getattr(layer, "disable_adapters", False), getattr(layer, "active_adapters", ())
+    for name, value in getattr(layer, "scaling", {}).items():
+        yield f"{path}.scaling.{name}", torch.tensor([0.0 if off or name not in active else float(value)])
 
 
 def _peeled(name: str) -> str:

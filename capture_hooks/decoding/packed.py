@@ -28,6 +28,7 @@ _Shape = tuple[int, int]
 MEASURED_ROWS = (2, 3, 4, 6, 8, 12, 16)
 _SAMPLE_BYTES = 48 << 20  # weights timed in turn: more than a cache holds of them, as in the real loop
 _REPEATS = 3
+_SAMPLED = 16  # rows, and columns of each, that tell whether a weight has changed
 _GAIN = 0.95  # of the stock time: what must be beaten, so that noise alone never switches kernels
 
 
@@ -71,7 +72,7 @@ class PackedLinears:
     """Second copies of a model's float32 CPU weights, used only inside `verifying`.
 
     Outside it the model runs exactly as found.  Measuring and packing happen on first use; weights changed in
-    place afterwards are packed anew when the next sequence starts (`refresh`).
+    place afterwards are packed anew once the next prompt has been read (`refresh`).
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -87,6 +88,7 @@ class PackedLinears:
                 "use kernels='stock'"
             )
         self._stamp: tuple[tuple[int, int], ...] = ()
+        self._values = torch.empty(0)
         self._verdicts: dict[_Shape, Verdict] | None = None
         self._packed: dict[int, Tensor] = {}
         self._plans: dict[int, list[tuple[nn.Linear, _Forward]]] = {}
@@ -98,8 +100,10 @@ class PackedLinears:
 
     def refresh(self) -> None:
         """Measure on first use; pack what is not packed or has changed since."""
+        # Values too: written through ``.data``, as by PEFT on merging, they leave the version as it was.
+        values = torch.cat([_sample(m.weight.detach()) for m in self._linears])
         stamp = tuple((m.weight.data_ptr(), m.weight._version) for m in self._linears)
-        if stamp == self._stamp:
+        if stamp == self._stamp and torch.equal(values, self._values):
             return
         with torch.inference_mode():
             if self._verdicts is None:
@@ -109,7 +113,7 @@ class PackedLinears:
                     if (verdict := _judge(weights, layouts())) is not None
                 }
             self._pack(self._verdicts)
-        self._stamp = stamp
+        self._stamp, self._values = stamp, values
 
     def choices(self) -> dict[_Shape, tuple[str, list[int]]]:
         """The layout kept for each weight shape and the row counts it serves, for reports."""
@@ -141,6 +145,12 @@ class PackedLinears:
             forward = verdict.layout.bound(self._packed[key], linear.bias)
             for rows in verdict.rows:
                 self._plans[rows].append((linear, forward))
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """Some hundred values spread over a weight."""
+    rows, columns = (max(1, size // _SAMPLED) for size in weight.shape)
+    return weight[::rows, ::columns].reshape(-1)
 
 
 def _packable(module: nn.Linear) -> bool:

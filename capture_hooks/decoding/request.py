@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 from transformers.generation.configuration_utils import GenerationConfig, GenerationMode
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import (
@@ -21,6 +23,8 @@ from .sampling import Choice
 
 #: Arguments `generate` hands on that change nothing here, or that this loop sets itself.
 _IGNORED = {"use_cache", "position_ids", "logits_to_keep", "cache_position"}
+#: What marks image tokens and the like in a multimodal model's prompt; 0 is text.
+_TOKEN_KINDS = {"token_type_ids", "mm_token_type_ids"}
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -106,7 +110,7 @@ def prepare(model: Any, input_ids: Tensor, **arguments: Any) -> Request:
 
 def _check_model_arguments(model_kwargs: dict[str, Any]) -> None:
     for name, value in model_kwargs.items():
-        if value is None or name in _IGNORED:
+        if value is None or name in _IGNORED or _empty(value):
             continue
         if name in ("cache", "past_key_values"):
             if value.get_seq_length() > 0:
@@ -118,7 +122,12 @@ def _check_model_arguments(model_kwargs: dict[str, Any]) -> None:
             # generate has already dropped a mask of all ones.
             if not bool((value == 1).all()):
                 raise DecodingError("attention_mask hides prompt tokens: remove the padding from the prompt")
-        elif name == "token_type_ids" and not bool(value.any()):
+        elif name in _TOKEN_KINDS and not bool(value.any()):
             continue
         else:
             raise DecodingError(f"{name}= is not supported by speculative decoding: give token ids only")
+
+
+def _empty(value: Any) -> bool:
+    """Whether an argument says nothing: multimodal models are handed empty containers with every text."""
+    return isinstance(value, Sized) and not isinstance(value, Tensor | Cache) and len(value) == 0

@@ -63,13 +63,14 @@ class Target:
         """Begin an empty sequence of up to ``longest`` tokens."""
         self.cache = caches.new_cache(self.anatomy.model.config)  # type: ignore[arg-type]  # nn.Module.__getattr__
         self._longest = longest
-        if self.kernels is not None:
-            self.kernels.refresh()
 
     def prefill(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Run the prompt ids [1, N]; logits [1, V] after its last token, and captured states [N, K*H]."""
         keep = {"logits_to_keep": 1} if self._keeps_logits else {}
         logits, states = self._forward(ids, **keep)
+        if self.kernels is not None:
+            # After the forward, in which PEFT takes a disabled adapter out of the weights it was merged into.
+            self.kernels.refresh()
         caches.prepare_rollback(self.cache, self._longest)
         return logits[0, -1:], states
 

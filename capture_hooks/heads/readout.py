@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from ..capture.anatomy import Anatomy
-from ..errors import HeadError
+from ..capture.weights import projection
+from ..errors import BindError, HeadError
 from ..spec import CaptureSpec
 from .contract import TargetReadout
 
@@ -14,8 +13,8 @@ def readout_of(anatomy: Anatomy, spec: CaptureSpec) -> TargetReadout:
     """The readout of ``spec.target``: ``final_norm``, or the un-normed end of the stream.
 
     Raises:
-        HeadError: the target point is neither, ``lm_head`` has no plain weight, or the model does more
-            than project, scale and cap.
+        HeadError: the target point is neither, ``lm_head`` is no matrix product (see
+            `capture_hooks.capture.weights`), or the model does more than project, scale and cap.
     """
     site = spec.target.resolve(anatomy.n_layers, anatomy.split_boundaries)
     if not site.norm and site.boundary != anatomy.n_layers:
@@ -28,19 +27,19 @@ def readout_of(anatomy: Anatomy, spec: CaptureSpec) -> TargetReadout:
             f"{type(anatomy.model).__name__}'s logits cannot be computed from {spec.target}: "
             f"{anatomy.readout_gap}; a draft head learns from a scaled projection of its target point"
         )
-    weight, bias = getattr(anatomy.lm_head, "weight", None), getattr(anatomy.lm_head, "bias", None)
-    if (
-        not isinstance(weight, Tensor)
-        or not weight.is_floating_point()
-        or weight.shape[0] != anatomy.vocab_size
-    ):
+    try:
+        weight, bias = projection(anatomy.lm_head, anatomy.hidden_size)
+    except BindError as error:
         raise HeadError(
-            f"the target's output projection ({type(anatomy.lm_head).__name__}) has no [vocabulary, hidden] "
-            "floating-point weight to learn from"
+            f"no head can learn from {type(anatomy.model).__name__}'s output projection: {error}"
+        ) from None
+    if weight.shape[0] != anatomy.vocab_size:
+        raise HeadError(
+            f"the target's output projection has {weight.shape[0]} rows, its vocabulary {anatomy.vocab_size}"
         )
     return TargetReadout(
-        weight.detach(),
-        bias.detach() if isinstance(bias, Tensor) else None,
+        weight,
+        bias,
         anatomy.logit_scale,
         anatomy.logit_softcap,
         None if site.norm else anatomy.final_norm,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
+
+from ..capture.settled import is_adapter
 from ..errors import ModelError
 
-if TYPE_CHECKING:
-    from torch import nn
+#: Tokens that merging is tried on, and by how much rounding to 16 bits may change their logits.
+_TOKENS: Final = 8
+_ROUNDING: Final = 0.05
 
 
 def merged(base: nn.Module, adapter: str) -> nn.Module:
@@ -38,8 +43,42 @@ def merged(base: nn.Module, adapter: str) -> nn.Module:
         warnings.simplefilter("ignore")  # what PEFT only warns of is checked below
         wrapped: Any = peft.PeftModel.from_pretrained(base, adapter, config=config)
         _check_complete(peft, wrapped, adapter)
+        wrapped.eval()
+        before = _logits(wrapped)
+        _untie(wrapped.get_base_model())
         whole: nn.Module = wrapped.merge_and_unload(safe_merge=True)
+    difference = float((_logits(whole) - before).norm() / before.norm())
+    if not difference <= _ROUNDING:
+        raise ModelError(
+            f"merging the adapter {adapter} changes what its model computes (logits by {difference:.1%}): it "
+            "does more than change weights, and cannot be part of a target"
+        )
     return whole
+
+
+@torch.no_grad()
+def _logits(model: Any) -> Tensor:
+    """What the model makes of a few tokens."""
+    device = model.get_input_embeddings().weight.device
+    logits: Tensor = model(
+        input_ids=torch.arange(1, 1 + _TOKENS, device=device)[None], use_cache=False
+    ).logits
+    return logits.double()
+
+
+def _untie(model: Any) -> None:
+    """Give the output layer a weight of its own where an adapter lies on it, or on the embedding it shares.
+
+    Merged into the one weight of both, the adapter of one would change the other too.
+    """
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    if output is None or not (is_adapter(embedding) or is_adapter(output)):
+        return
+    inner, shared = (getattr(m, "base_layer", getattr(m, "original_module", m)) for m in (output, embedding))
+    if inner.weight is shared.weight:
+        inner.weight = nn.Parameter(inner.weight.detach().clone(), requires_grad=False)
+        for config in (model.config, model.config.get_text_config()):
+            config.tie_word_embeddings = False
 
 
 def _check_complete(peft: Any, wrapped: Any, adapter: str) -> None:

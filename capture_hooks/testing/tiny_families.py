@@ -119,6 +119,17 @@ _QWEN25_VIT: Final[Mapping[str, Any]] = {
 }
 #: Time, height and width each turn some of a head's four pairs of channels.
 _MROPE: Final[Mapping[str, Any]] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+_GEMMA4_VIT: Final[Mapping[str, Any]] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "pooling_kernel_size": 1,
+    "position_embedding_size": 64,
+}
 _QWEN_TOKENS: Final[Mapping[str, Any]] = {
     "image_token_id": 260,
     "video_token_id": 261,
@@ -143,6 +154,17 @@ FAMILIES: Final[dict[str, Family]] = {
         outer={"vision_config": _VIT, "mm_tokens_per_image": 4, "image_token_index": 260},
         head_dim=8,
         sliding_window=8,
+    ),
+    "gemma4": _seeing(
+        "gemma4",
+        "gemma4_text",
+        outer={"vision_config": _GEMMA4_VIT, "audio_config": None, "image_token_id": 260},
+        head_dim=8,
+        global_head_dim=8,
+        sliding_window=8,
+        vocab_size_per_layer_input=VOCAB,
+        hidden_size_per_layer_input=8,
+        num_kv_shared_layers=0,
     ),
     "gemma3_text": _grouped("gemma3_text", head_dim=8, sliding_window=8),
     "gpt_neox": _row("gpt_neox"),

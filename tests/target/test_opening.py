@@ -68,9 +68,9 @@ ADAPTERS = {
 }
 
 
-def adapted(base, config, directory):
+def adapted(base, config, directory, **overrides):
     """Train nothing, but let every parameter of the adapter be random; the adapted model."""
-    model = tiny.llama()
+    model = tiny.llama(**overrides)
     model.name_or_path = str(base)
     wrapped = get_peft_model(model, copy.deepcopy(config))
     with torch.no_grad():
@@ -89,7 +89,7 @@ def test_an_adapter_is_its_merged_model(tmp_path, llama, kind):
     with torch.no_grad():
         expected, plain = wrapped(IDS).logits, tiny.llama()(IDS).logits
         assert (expected - plain).abs().max() > 0.05
-        torch.testing.assert_close(opened(IDS).logits, expected)
+        torch.testing.assert_close(opened(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     whole = wrapped.merge_and_unload()
     whole.save_pretrained(tmp_path / "merged")
     print_ = TargetFingerprint.of(find_anatomy(opened))
@@ -102,6 +102,31 @@ def test_an_adapter_is_its_merged_model(tmp_path, llama, kind):
         torch.testing.assert_close(norm(states), whole.model.norm(states))
     assert load_tokenizer(str(tmp_path / "adapter"))("hello") == tiny.tokenizer()("hello")
     assert load_config(str(tmp_path / "adapter")).num_hidden_layers == tiny.LAYERS
+
+
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("modules", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_an_adapter_on_one_of_two_tied_layers(tmp_path, modules, both):
+    tiny.llama(tie_word_embeddings=True).save_pretrained(tmp_path / "base")
+    config = LoraConfig(target_modules=modules, r=2, ensure_weight_tying=both)
+    wrapped = adapted(tmp_path / "base", config, tmp_path / "adapter", tie_word_embeddings=True)
+    opened = load_target(str(tmp_path / "adapter"), "float32", "cpu")
+    print_ = TargetFingerprint.of(find_anatomy(opened))
+    assert print_ == TargetFingerprint.of(find_anatomy(wrapped))
+    opened.save_pretrained(tmp_path / "merged")
+    again = load_target(str(tmp_path / "merged"), "float32", "cpu")
+    assert print_ == TargetFingerprint.of(find_anatomy(again))
+    with torch.no_grad():
+        expected = wrapped(IDS).logits
+        for model in (opened, again):
+            torch.testing.assert_close(model(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_that_does_more_than_change_weights(tmp_path, llama):
+    config = LoraConfig(target_modules=["q_proj"], r=2, task_type="CAUSAL_LM", alora_invocation_tokens=[5])
+    adapted(llama, config, tmp_path / "adapter")
+    with pytest.raises(ModelError, match="the model"):
+        load_target(str(tmp_path / "adapter"), "float32", "cpu")
 
 
 def test_an_adapter_inside_its_bases_directory(tmp_path, llama):

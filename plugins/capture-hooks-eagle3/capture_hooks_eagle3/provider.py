@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from capture_hooks.capture.anatomy import Anatomy
-from capture_hooks.errors import HeadError
+from capture_hooks.capture.weights import table
+from capture_hooks.errors import BindError, HeadError
 from capture_hooks.heads.contract import TargetReadout
 from capture_hooks.spec import CaptureSpec
 
@@ -39,8 +40,8 @@ class Eagle3Provider:
         Raises:
             HeadError: for settings that contradict the target or each other.
         """
-        table = _embedding_table(anatomy)
-        head = Eagle3Head(config.filled(anatomy), spec, anatomy.n_layers, table, readout, draft_token_ids)
+        rows = _embedding_table(anatomy)
+        head = Eagle3Head(config.filled(anatomy), spec, anatomy.n_layers, rows, readout, draft_token_ids)
         start_from_target(head, config, anatomy, readout)
         return head
 
@@ -59,41 +60,38 @@ class Eagle3Provider:
             HeadError: for missing, misshapen or contradictory tensors and fields.
         """
         settings = read_config(config)
-        table = _embedding_table(anatomy)
-        if (found := config.get("hidden_size")) != table.shape[1]:
-            raise HeadError(
-                f"eagle3: config.json has hidden_size = {found}; the target's is {table.shape[1]}"
-            )
+        rows = _embedding_table(anatomy)
+        if (found := config.get("hidden_size")) != rows.shape[1]:
+            raise HeadError(f"eagle3: config.json has hidden_size = {found}; the target's is {rows.shape[1]}")
         ids = draft_ids(tensors, int(config["draft_vocab_size"]), readout.weight.shape[0])
         if "embed_tokens.weight" in tensors and not settings.train_embedding:
-            settings = _with_own_embedding(settings, tensors["embed_tokens.weight"], table)
-        head = Eagle3Head(settings, spec, anatomy.n_layers, table, readout, ids)
+            settings = _with_own_embedding(settings, tensors["embed_tokens.weight"], rows)
+        head = Eagle3Head(settings, spec, anatomy.n_layers, rows, readout, ids)
         head.to(next((t.dtype for t in tensors.values() if t.is_floating_point()), head.dtype))
         load_tensors(head, tensors, order)
         head.fc_learnt = 0
         return head
 
 
-def _with_own_embedding(settings: Eagle3Config, own: Tensor, table: Tensor) -> Eagle3Config:
+def _with_own_embedding(settings: Eagle3Config, own: Tensor, rows: Tensor) -> Eagle3Config:
     """A file that carries an embedding: the target's own again is ignored, another one is kept."""
-    if own.shape != table.shape:
+    if own.shape != rows.shape:
         raise HeadError(
             f"eagle3: embed_tokens.weight is {list(own.shape)} in the file; "
-            f"the target's embedding is {list(table.shape)}"
+            f"the target's embedding is {list(rows.shape)}"
         )
-    same = torch.equal(own.to(table.device, table.dtype), table)
+    same = torch.equal(own.to(rows.device, rows.dtype), rows)
     return settings if same else replace(settings, train_embedding=True)
 
 
 def _embedding_table(anatomy: Anatomy) -> Tensor:
-    weight = getattr(anatomy.embedding, "weight", None)
-    if not isinstance(weight, Tensor) or weight.ndim != 2:
-        raise HeadError(
-            f"eagle3: the target's embedding ({type(anatomy.embedding).__name__}) has no [V, H] weight"
-        )
+    try:
+        weight = table(anatomy.embedding)
+    except BindError as error:
+        raise HeadError(f"eagle3: a head shares the target's embedding: {error}") from None
     if weight.shape[1] != anatomy.hidden_size:
         raise HeadError(
             f"eagle3: the target's embedding is {weight.shape[1]} wide and its stream {anatomy.hidden_size}; "
             "an EAGLE-3 head needs them equal"
         )
-    return weight.detach()
+    return weight

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from capture_hooks.capture.anatomy import Anatomy
-from capture_hooks.errors import HeadError
+from capture_hooks.capture.weights import gain, projection
+from capture_hooks.errors import BindError, HeadError
 from capture_hooks.heads.contract import TargetReadout
 
 from .config import Eagle3Config
@@ -33,19 +34,9 @@ def start_from_target(
 @torch.no_grad()
 def norm_gain(anatomy: Anatomy) -> Tensor:
     """[H] the effective gain of the target's final norm (Gemma stores gain - 1); ones without one."""
-    norm = anatomy.final_norm
-    if norm is None:
+    if anatomy.final_norm is None:
         return torch.ones(anatomy.hidden_size)
-    like = next(norm.parameters(), None)
-    ones = torch.ones(1, anatomy.hidden_size)
-    if like is not None:
-        ones = ones.to(like)
-    # An RMSNorm maps the vector of ones to its gain; a LayerNorm maps it to its bias.
-    gain: Tensor = ((norm(ones) - norm(-ones)) / 2).squeeze(0).float()
-    if bool(gain.any()):
-        return gain
-    weight = getattr(norm, "weight", None)
-    return weight.detach().float() if isinstance(weight, Tensor) else torch.ones(anatomy.hidden_size)
+    return gain(anatomy.final_norm, anatomy.hidden_size)
 
 
 @torch.no_grad()
@@ -70,9 +61,11 @@ def copy_layer(head: Eagle3Head, anatomy: Anatomy, index: int) -> None:
             if part == "self_attn" and name != "o_proj":
                 target = target[:, hidden:]
             target.copy_(_found(source, f"{part}.{name}", target.shape, index))
-    layer.hidden_norm.weight.copy_(_found(source, "input_layernorm", layer.hidden_norm.weight.shape, index))
-    after = layer.post_attention_layernorm.weight
-    after.copy_(_found(source, "post_attention_layernorm", after.shape, index))
+    for name, norm in (
+        ("input_layernorm", layer.hidden_norm),
+        ("post_attention_layernorm", layer.post_attention_layernorm),
+    ):
+        norm.weight.copy_(gain(_part(source, name, index), hidden))
     if head.inputs > 1:
         head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
         head.fc_learnt = (head.inputs - 1) * hidden
@@ -80,17 +73,22 @@ def copy_layer(head: Eagle3Head, anatomy: Anatomy, index: int) -> None:
 
 def _found(layer: nn.Module, name: str, shape: torch.Size, index: int) -> Tensor:
     try:
-        weight = layer.get_submodule(name).weight
-    except AttributeError:
-        weight = None
-    if not isinstance(weight, Tensor):
-        raise HeadError(
-            f"eagle3: init_layer = {index}: target layer {type(layer).__name__} has no {name}.weight; "
-            "only Llama-type layers can start a head (leave init_layer unset)"
-        )
+        weight, _ = projection(_part(layer, name, index), shape[1])
+    except BindError as error:
+        raise HeadError(f"eagle3: init_layer = {index}: {name} of the target: {error}") from None
     if weight.shape != shape:
         raise HeadError(
             f"eagle3: init_layer = {index}: {name}.weight of the target is {list(weight.shape)}, the head "
             f"needs {list(shape)}; give the head the target's heads, kv_heads, head_dim and intermediate_size"
         )
     return weight
+
+
+def _part(layer: nn.Module, name: str, index: int) -> nn.Module:
+    try:
+        return layer.get_submodule(name)
+    except AttributeError:
+        raise HeadError(
+            f"eagle3: init_layer = {index}: target layer {type(layer).__name__} has no {name}; "
+            "only Llama-type layers can start a head (leave init_layer unset)"
+        ) from None

@@ -19,7 +19,7 @@ from capture_hooks.testing.tiny_families import FAMILIES
 
 IDS = torch.randint(3, 250, (2, 9), generator=torch.Generator().manual_seed(1))
 EMBEDDING_SCALE = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text"), math.sqrt(tiny.HIDDEN)),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "gemma4"), math.sqrt(tiny.HIDDEN)),
     "granite": 3.0,
     "minicpm3": 2.0,
 }

@@ -315,6 +315,10 @@ def test_template_arguments_take_effect_or_are_refused():
     assert runs("qwen3", sequence)[0][1] == "hello you<|im_end|>"
     with pytest.raises(DataError, match=r"reads no variable 'enable_thinkin'.*it reads .*enable_thinking"):
         sequences("qwen3", {"messages": TALK}, arguments={"enable_thinkin": False})
+    with pytest.raises(DataError, match="'add_generation_prompt' is set by the conversation"):
+        sequences("qwen3", {"messages": TALK}, arguments={"add_generation_prompt": True})
+    with pytest.raises(RowError, match=r"chat_template_kwargs\.tools changes nothing"):
+        sequences("qwen3", {"messages": TALK, "chat_template_kwargs": {"tools": []}})
     record = {"messages": TALK[:2], "chat_template_kwargs": {"enable_thinking": False}}
     assert sequences("qwen3", record) == [sequence]
     with pytest.raises(RowError, match=r"chat_template_kwargs\.thinking changes nothing"):

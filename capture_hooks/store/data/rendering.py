@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from .rows import RowError
-from .template import ChatTemplates
+from .template import ChatTemplates, is_reserved
 from .wire import Conversation, ImagePart, Message, TextPart
 
 
@@ -87,6 +87,7 @@ class Rendering:
         self._specials = specials
         self._notes = notes
         self._template = templates.choose(conversation.tools)
+        self._check_arguments_of_row()
         self._messages, self.whole = self._written()
         self._check_fields()
 
@@ -324,6 +325,15 @@ class Rendering:
                         "use a template that applies 'tojson' to them",
                     )
 
+    def _check_arguments_of_row(self) -> None:
+        for name in self.conversation.template_arguments:
+            if is_reserved(name) or not self._templates.reads(self._template, name):
+                raise RowError(
+                    self.place,
+                    f"an argument {name!r} that the template does not read",
+                    f"chat_template_kwargs.{name} changes nothing: the chat template reads no such variable",
+                )
+
     def _check_fields(self) -> None:
         """Each field beside role and content changes the rendering, or is counted as unread.
 
@@ -337,13 +347,6 @@ class Rendering:
                 "'tools' changes nothing: the chat template has no place for tools; "
                 "use a template that has, or remove them",
             )
-        for name in self.conversation.template_arguments:
-            if not self._templates.reads(self._template, name):
-                raise RowError(
-                    self.place,
-                    f"an argument {name!r} that the template does not read",
-                    f"chat_template_kwargs.{name} changes nothing: the chat template reads no such variable",
-                )
         for at, message in enumerate(self.conversation.messages):
             self._check_message(at, message)
 

@@ -69,6 +69,8 @@ class ChatTemplates:
         #: Variables that each template reads, by its text.
         self._reads = {text: _variables(text) for text in named.values()}
         for name in settings.arguments:
+            if is_reserved(name):
+                raise DataError(f"the template's variable {name!r} is set by the conversation or the command")
             if not any(name in reads for reads in self._reads.values()):
                 known = sorted(set().union(*self._reads.values()) - _GIVEN)
                 raise DataError(
@@ -163,11 +165,21 @@ def _rendered(**arguments: Any) -> Any:
     return render_jinja_template(**arguments)
 
 
+#: Arguments of the rendering itself.
+_OURS: Final = frozenset(
+    {"messages", "conversations", "tools", "chat_template", "add_generation_prompt", "continue_final_message"}
+    | {"return_assistant_tokens_mask", "clock_readings"}
+)
 #: Variables that every template gets.
 _GIVEN: Final = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"}
     | {"raise_exception", _CLOCK, "namespace", "range", "dict", "lipsum", "cycler", "joiner"}
 )
+
+
+def is_reserved(name: str) -> bool:
+    """Whether a template's variable is set by the conversation or the command."""
+    return name in _OURS
 
 
 def _templates(tokenizer: PreTrainedTokenizerBase, given: str | None) -> dict[str, str]:

@@ -45,7 +45,8 @@ def show(found: Preview, console: Console, *, whole: bool = False) -> None:
     console.print(how)
     for shown in found.shown:
         console.print(Text(f"\nrow {shown.row}  {heading(shown, found.figures)}", "bold"), soft_wrap=True)
-        console.print(row_text(shown, brackets=not coloured, whole=whole), soft_wrap=True)
+        text = row_text(shown, brackets=not coloured, whole=whole)
+        console.print(text, soft_wrap=True, end="" if text.plain.endswith("\n") else "\n")
     console.print()
     console.print(_facts(_figures(found.figures)))
     console.print(_lengths(found.figures))

@@ -178,13 +178,15 @@ class Rendering:
         behind the same header.  Or the prompt opens a thought that the template removes from answered turns
         (DeepSeek-R1); what the target wrote is then the message's own text, thought included.
         """
-        header = self._header(turn, prompt)
-        if header and header in answered:
-            start = answered.rfind(header) + len(header)
-            self._check_reasoning(turn, answered)
-            return prompt + answered[start : self._end(turn, answered, start)]
         message = self.conversation.messages[turn]
         visible = _text_of(message)
+        header = self._header(turn, prompt)
+        if header.strip() and header in answered:
+            start = answered.rfind(header) + len(header)
+            answer = answered[start : self._end(turn, answered, start)]
+            if visible.rpartition("</think>")[2].strip() in answer:
+                self._check_reasoning(turn, answered)
+                return prompt + answer
         opened = prompt[_common(prompt, answered) :]
         thought, closed, after = visible.rpartition("</think>")
         if message.reasoning_content is not None:
@@ -268,15 +270,10 @@ class Rendering:
         """Every message's content shows: a mark set at its end appears in the rendering."""
         marked, marks = [], {}
         for at, message in enumerate(messages):
-            mark = f"Zq{at}qZ"
-            content = message["content"]
-            if isinstance(content, str) and content.strip():
-                marks[at] = mark
-                message = message | {"content": content + mark}
-            elif not isinstance(content, str) and content and content[-1]["type"] == "text":
-                marks[at] = mark
-                last = content[-1] | {"text": content[-1]["text"] + mark}
-                message = message | {"content": [*content[:-1], last]}
+            content = _marked(message["content"], f"Zq{at}qZ")
+            if content is not None:
+                marks[at] = f"Zq{at}qZ"
+                message = message | {"content": content}
             marked.append(message)
         if not marks:
             return
@@ -452,6 +449,17 @@ def _reasoning_names(template: str) -> tuple[str, ...]:
         name for name in ("thinking", "reasoning") if f".{name}" in template or f"'{name}'" in template
     )
     return ("reasoning_content", *names)
+
+
+def _marked(content: Any, mark: str) -> Any:
+    """A content whose last text ends with ``mark``; None where it has no text."""
+    if isinstance(content, str):
+        return content + mark if content.strip() else None
+    texts = [at for at, part in enumerate(content) if part["type"] == "text" and part["text"].strip()]
+    if not texts:
+        return None
+    part = content[texts[-1]]
+    return [*content[: texts[-1]], part | {"text": part["text"] + mark}, *content[texts[-1] + 1 :]]
 
 
 def _has_python_list(messages: list[dict[str, Any]], text: str) -> bool:

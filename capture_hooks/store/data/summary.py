@@ -82,7 +82,8 @@ class Summary:
         if counts.nulls:
             said.append(
                 f"{counts.nulls:,} rows with empty fields in tools or arguments, taken for padding: this "
-                "form of data cannot tell them from a null (JSON lines can)"
+                "form of data cannot tell them from a null, and gives all rows' fields one order (as JSON "
+                "lines, or with arguments and tools as JSON texts, neither happens)"
             )
         return said
 

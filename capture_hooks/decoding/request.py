@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
-from dataclasses import dataclass
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,7 +24,10 @@ from .sampling import Choice
 #: Arguments `generate` hands on that change nothing here, or that this loop sets itself.
 _IGNORED = {"use_cache", "position_ids", "logits_to_keep", "cache_position"}
 #: What marks image tokens and the like in a multimodal model's prompt; 0 is text.
-_TOKEN_KINDS = {"token_type_ids", "mm_token_type_ids"}
+_TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
+#: What belongs to a prompt's images.  transformers 5.24 encodes them before the first pass and hands on the
+#: features, and computes M-RoPE's positions [4, B, N]: the sequence's own, then time, height and width.
+_IMAGES = ("mm_encoder_outputs", *_TOKEN_KINDS)
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
@@ -39,6 +42,8 @@ class Request:
         choice: processors and sampling.
         criteria: further stopping criteria, asked after every token as `generate` does.
         return_dict: whether the caller wants a `GenerateDecoderOnlyOutput`.
+        images: arguments of the prompt's pass alone, where it shows images.
+        shift: how far the images move the positions of what follows the prompt (M-RoPE).
     """
 
     input_ids: Tensor
@@ -47,6 +52,8 @@ class Request:
     choice: Choice
     criteria: tuple[StoppingCriteria, ...] = ()
     return_dict: bool = False
+    images: Mapping[str, Any] = field(default_factory=dict)
+    shift: int = 0
 
     def stopped(self, ids: Tensor) -> bool:
         """Whether one of the further criteria ends the answer after ids [1, T]."""
@@ -84,7 +91,8 @@ def collect(
         raise DecodingError("use_cache=False: speculative decoding keeps a key/value cache by its nature")
     if wanted := [name for name in _OUTPUTS if getattr(generation_config, name, None)]:
         raise DecodingError(f"{wanted[0]}=True is not supported: rows of rejected drafts would be mixed in")
-    _check_model_arguments(model_kwargs)
+    images, shift = _images(model_kwargs)
+    _check_model_arguments({name: value for name, value in model_kwargs.items() if name not in images})
     assert generation_config.max_length is not None  # generate has resolved it
     eos = getattr(generation_config, "_eos_token_tensor", None)
     native = (EosTokenCriteria, MaxLengthCriteria)
@@ -95,6 +103,8 @@ def collect(
         choice=Choice(logits_processor, bool(generation_config.do_sample)),
         criteria=tuple(c for c in stopping_criteria if not isinstance(c, native)),
         return_dict=bool(generation_config.return_dict_in_generate),
+        images=images,
+        shift=shift,
     )
 
 
@@ -106,6 +116,17 @@ def prepare(model: Any, input_ids: Tensor, **arguments: Any) -> Request:
         request = model.generate(input_ids, custom_generate=collect, **arguments)
     assert isinstance(request, Request)
     return request
+
+
+def _images(model_kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """What the prompt's pass is given beside token ids, and `Request.shift`."""
+    if not model_kwargs.get("mm_encoder_outputs"):
+        return {}, 0
+    found = {name: model_kwargs[name] for name in _IMAGES if model_kwargs.get(name) is not None}
+    positions = model_kwargs.get("position_ids")
+    if positions is None or positions.ndim != 3:
+        return found, 0
+    return {**found, "position_ids": positions}, int(positions[1:].max()) + 1 - positions.shape[-1]
 
 
 def _check_model_arguments(model_kwargs: dict[str, Any]) -> None:

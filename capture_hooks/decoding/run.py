@@ -58,8 +58,8 @@ class Run:
         """Prefill; gives the first token."""
         start = time.perf_counter()
         ids = self._request.input_ids.to(self._target.device)
-        self._target.start(self._request.max_length)
-        logits, states = self._target.prefill(ids)
+        self._target.start(self._request.max_length, self._request.shift)
+        logits, states = self._target.prefill(ids, self._request.images)
         choice = self._request.choice
         token = int(choice.pick(choice.scores(logits, [ids]), self._generator)[0])
         self._pending = (states, [*self._ids[1:], token], 0)

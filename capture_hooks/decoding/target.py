@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,6 +49,9 @@ class Target:
         self._cache_argument = names[0]
         self._keeps_logits = "logits_to_keep" in parameters
         self._takes_positions = "position_ids" in parameters
+        # Models with M-RoPE remember how far the last prompt's images moved positions, whoever asks next.
+        self._shifted: list[Any] = [module for module in model.modules() if hasattr(module, "rope_deltas")]
+        self._shift = 0
         self.cache: Any = None
         self.device: torch.device = anatomy.embedding.weight.device  # type: ignore[assignment]  # nn.Module.__getattr__
 
@@ -59,15 +62,19 @@ class Target:
             _, states = self.prefill(torch.zeros(1, 1, dtype=torch.long, device=self.device))
         return states.shape[-1]
 
-    def start(self, longest: int) -> None:
-        """Begin an empty sequence of up to ``longest`` tokens."""
+    def start(self, longest: int, shift: int = 0) -> None:
+        """Begin an empty sequence of up to ``longest`` tokens, whose prompt moves positions by ``shift``."""
+        self._shift = shift
+        for module in self._shifted:
+            module.rope_deltas = None
         self.cache = caches.new_cache(self.anatomy.model.config)  # type: ignore[arg-type]  # nn.Module.__getattr__
         self._longest = longest
 
-    def prefill(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Run the prompt ids [1, N]; logits [1, V] after its last token, and captured states [N, K*H]."""
+    def prefill(self, ids: Tensor, images: Mapping[str, Any] | None = None) -> tuple[Tensor, Tensor]:
+        """Run the prompt ids [1, N], with its images; logits [1, V] after its last token, and captured
+        states [N, K*H]."""
         keep = {"logits_to_keep": 1} if self._keeps_logits else {}
-        logits, states = self._forward(ids, **keep)
+        logits, states = self._forward(ids, **keep, **(images or {}))
         if self.kernels is not None:
             # After the forward, in which PEFT takes a disabled adapter out of the weights it was merged into.
             self.kernels.refresh()
@@ -84,6 +91,8 @@ class Target:
         kernels = contextlib.nullcontext() if self.kernels is None else self.kernels.verifying(ids.shape[1])
         with kernels:
             extra = {} if draft.is_chain else self._tree_arguments(draft)
+            if draft.is_chain and self._shift:
+                extra["position_ids"] = self._positions(draft)
             logits, states = self._forward(ids, **extra)
         return logits[0], states
 
@@ -105,8 +114,12 @@ class Target:
         seen = draft.visibility()
         mask = torch.ones(1, 1, len(seen), past + len(seen), dtype=torch.bool)
         mask[0, 0, :, past:] = seen
-        positions = torch.tensor([draft.depths()], device=self.device) + past
         # Additive, in the model's dtype: the one form that every attention implementation adds as it is.
         dtype = self.anatomy.embedding.weight.dtype
         bias = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)  # type: ignore[arg-type]
-        return {"attention_mask": bias.to(self.device), "position_ids": positions}
+        return {"attention_mask": bias.to(self.device), "position_ids": self._positions(draft)}
+
+    def _positions(self, draft: Draft) -> Tensor:
+        """[1, M+1] positions of the root and the drafted tokens."""
+        past = caches.length(self.cache) + self._shift
+        return torch.tensor([draft.depths()], device=self.device) + past

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -82,6 +83,7 @@ class DataOptions:
         vocab_size: int | None = None,
         max_length: int | None = None,
         clock: str | None = None,
+        processor: Callable[[], Any] | None = None,
     ) -> Examples:
         """What is learnt from ``data``."""
         from ..store import read_examples
@@ -97,6 +99,7 @@ class DataOptions:
             settings=self.settings(clock),
             turns=self.turns,
             bad_rows=self.bad_rows,
+            processor=processor,
         )
 
     def prompts(self, data: str, tokenizer: Any, *, vocab_size: int | None = None) -> Any:

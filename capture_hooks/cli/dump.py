@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -185,7 +186,7 @@ def _eagle3(n_layers: int, console: Console) -> CaptureSpec:
 def _examples(
     model: str, data: str, max_length: int | None, options: DataOptions, clock: str | None
 ) -> Examples:
-    from ..target import load_config, load_tokenizer
+    from ..target import load_config, load_processor, load_tokenizer
 
     config = load_config(model)
     context = getattr(config, "max_position_embeddings", None)
@@ -197,6 +198,7 @@ def _examples(
         vocab_size=config.vocab_size,
         max_length=max_length if max_length is not None else context,
         clock=clock,
+        processor=partial(load_processor, model),
     )
 
 

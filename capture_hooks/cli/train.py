@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -209,8 +210,14 @@ def train(
 def read(path: str, model: str, target: nn.Module, options: DataOptions, clock: str | None) -> Any:
     """A dump where there is one, else examples."""
     from ..store import Dump, context_length
-    from ..target import load_tokenizer
+    from ..target import load_processor, load_tokenizer
 
     if (Path(path) / "manifest.json").exists():
         return Dump.open(Path(path))
-    return options.examples(path, load_tokenizer(model), max_length=context_length(target), clock=clock)
+    return options.examples(
+        path,
+        load_tokenizer(model),
+        max_length=context_length(target),
+        clock=clock,
+        processor=partial(load_processor, model),
+    )

@@ -17,6 +17,7 @@ from .stream import all_finite
 
 #: How configurations of transformers name such tokens: image_token_id, vision_start_token_id, ...
 _MEDIA_TOKEN: Final = re.compile(r"(image|video|vision|frame|audio|boi|eoi|boa|eoa)(_\w+)?_token_(id|index)$")
+_PLACEHOLDER: Final = re.compile(r"(image|video|audio)_token_(id|index)$")
 
 
 def context_length(model: nn.Module) -> int | None:
@@ -38,11 +39,11 @@ def context_length(model: nn.Module) -> int | None:
     return int(length * min(factors, default=1))
 
 
-def image_tokens(model: nn.Module) -> frozenset[int]:
+def image_tokens(model: nn.Module, names: re.Pattern[str] = _MEDIA_TOKEN) -> frozenset[int]:
     """Ids of the tokens that stand for images, video or sound, or surround them, by the configuration."""
     config: Any = getattr(model, "config", None)
     fields: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
-    return frozenset(id_ for name, id_ in fields.items() if _MEDIA_TOKEN.match(name) and type(id_) is int)
+    return frozenset(id_ for name, id_ in fields.items() if names.match(name) and type(id_) is int)
 
 
 def check_examples(examples: Sequence[Example], vocab_size: int, context: int | None) -> None:
@@ -62,6 +63,22 @@ def check_examples(examples: Sequence[Example], vocab_size: int, context: int | 
             raise DataError(
                 f"{example.source}: token ids from {least} to {most} do not fit the model's vocabulary of "
                 f"{vocab_size}; the data was made for another model or tokenizer"
+            )
+
+
+def check_placeholders(examples: Sequence[Example], model: nn.Module) -> None:
+    """Whether no token stands for an image (or video, or sound) that is not there.
+
+    Raises:
+        DataError: one does; the model would read it as a word.
+    """
+    standing = torch.tensor(sorted(image_tokens(model, _PLACEHOLDER)), dtype=torch.int64)
+    for example in examples if len(standing) else ():
+        found = example.token_ids[torch.isin(example.token_ids, standing)]
+        if example.media is None and len(found):
+            raise DataError(
+                f"{example.source}: token {int(found[0])} stands for an image, video or sound, and there is "
+                "none; images are parts of a message ({'type': 'image', ...}), token ids cannot hold them"
             )
 
 

@@ -10,7 +10,7 @@ from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import EngineError
 from ..spec import CaptureSpec
-from .checks import check_examples, check_text_alone, context_length
+from .checks import check_examples, check_placeholders, check_text_alone, context_length
 from .contract import CaptureEngine, SequenceError, SequenceStates
 from .data import Examples
 from .manifest import Engine, Manifest
@@ -61,6 +61,7 @@ class EngineDumpJob(Writing):
         resolved = spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
         check_text_alone(examples, engine.name)
         check_examples(examples, anatomy.vocab_size, context_length(anatomy.model))
+        check_placeholders(examples, anatomy.model)
         self._engine = engine
         self._arriving: Iterator[SequenceStates] | None = None
         self._early: dict[int, SequenceStates] = {}

@@ -14,7 +14,7 @@ from ..capture import find_anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..spec import CaptureSpec
 from .batches import plan_batches
-from .checks import check_examples, context_length
+from .checks import check_examples, check_placeholders, context_length
 from .data import Examples
 from .forward import Captured, Target
 from .manifest import Engine, Manifest
@@ -38,7 +38,8 @@ class DumpJob(Writing):
 
     Raises:
         SpecError, BindError: the spec does not fit the model.
-        DataError: sequences longer than the model's context, or tokens outside its vocabulary.
+        DataError: sequences longer than the model's context, tokens outside its vocabulary, or tokens that
+            stand for images that are not there.
         StoreError: a dtype that cannot be stored, or a model that cannot be dumped.
     """
 
@@ -57,6 +58,7 @@ class DumpJob(Writing):
         self._lengths = [len(example) for example in examples]
         self._batch_tokens = batch_tokens
         check_examples(examples, anatomy.vocab_size, context_length(anatomy.model))
+        check_placeholders(examples, anatomy.model)
         fingerprint = TargetFingerprint.of(anatomy)
         stored = stored_dtype(fingerprint.dtype if dtype is None else dtype)
         widths, target_width = self._target.check(examples[0].token_ids)

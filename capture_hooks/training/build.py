@@ -23,7 +23,7 @@ from ..plugins import registry
 from ..settings import check_names
 from ..spec import CaptureSpec
 from ..store import Dump, Example, context_length
-from ..store.checks import check_examples, image_tokens
+from ..store.checks import check_examples, check_placeholders, image_tokens
 from .config import TrainConfig
 from .data import Sequences, WindowDataset, pack, windows
 from .online import LiveCapture
@@ -172,6 +172,7 @@ def _source(data: Data, anatomy: Anatomy, spec: CaptureSpec) -> Sequences:
         source: Sequences = DumpSequences(checked)
     else:
         check_examples(data, anatomy.vocab_size, context_length(anatomy.model))
+        check_placeholders(data, anatomy.model)
         source = LiveSequences(data)
     if not len(source):
         raise TrainingError("the data set is empty: it holds no sequence to train on")

@@ -1,22 +1,18 @@
 """Conversations with images: dumped is what the processor and a plain forward with hooks give."""
 
 import json
-import re
 
 import pytest
 import torch
 
 from capture_hooks.errors import DataError, StoreError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, Example, Examples, write_dump
-from capture_hooks.store.data import Vision
-from capture_hooks.store.data.images import image_source
+from capture_hooks.store import Dump, read_examples, write_dump
 from capture_hooks.testing import tiny, tiny_vision
 
 pytest.importorskip("PIL", reason="images need pillow")
 FAMILIES = sorted(tiny_vision.PLACEHOLDERS)
 SPEC = CaptureSpec.parse("embed, pre.1, post.1, post.4")
-WROTE = re.compile(r"(?<=<\|im_start\|>assistant\n).*?<\|im_end\|>", re.DOTALL)
 
 
 @pytest.fixture
@@ -53,24 +49,6 @@ def conversations(pictures):
     ]
 
 
-def example(vision, processor, number, turns):
-    """As the reader makes it, the spans found by the template's own marks."""
-    messages = [{"role": role, "content": content} for role, content in turns]
-    text = processor.apply_chat_template(messages, tokenize=False)
-    spans = [match.span() for match in WROTE.finditer(text)]
-    parts = [part for _, content in turns if isinstance(content, list) for part in content]
-    images = [image_source(f"data:{number}", part["image"], ".") for part in parts if part["type"] == "image"]
-    if not images:
-        made = processor.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return Example(torch.tensor(made), torch.ones(len(made), dtype=torch.bool), f"data:{number}")
-    seen = vision.read(f"data:{number}", text, images)
-    mask = torch.zeros(len(seen.ids), dtype=torch.bool)
-    for start, end in spans:
-        mask[seen.edge(start) : seen.edge(end)] = True
-    mask[list(seen.of_images)] = False
-    return Example(torch.tensor(seen.ids), mask, f"data:{number}", media=seen.media)
-
-
 def prepared(family, turns):
     """The sequence as transformers alone makes it."""
     messages = [{"role": role, "content": content} for role, content in turns]
@@ -80,10 +58,15 @@ def prepared(family, turns):
 
 
 def examples_of(family, pictures):
+    """As the reader gives them."""
+    rows = [
+        {"messages": [{"role": role, "content": content} for role, content in turns]}
+        for turns in conversations(pictures)
+    ]
+    file = pictures[0].with_name("data.jsonl")
+    file.write_text("\n".join(map(json.dumps, rows)))
     processor = tiny_vision.processor(family)
-    vision = Vision(processor)
-    made = [example(vision, processor, i, turns) for i, turns in enumerate(conversations(pictures))]
-    return Examples("data", tuple(made))
+    return read_examples(file, processor.tokenizer, processor=lambda: processor)
 
 
 @torch.no_grad()
@@ -174,5 +157,7 @@ def test_a_dump_of_other_images_is_not_continued(pictures, tmp_path):
 def test_an_image_that_changes_while_the_dump_runs_is_refused(pictures, tmp_path):
     data = examples_of("llava", pictures)
     tiny_vision.picture(9, 20, 28).save(pictures[0])
-    with pytest.raises(DataError, match=r"data:0: the image .*0\.png has changed since the data was read"):
+    with pytest.raises(
+        DataError, match=r"data\.jsonl:1: the image .*0\.png has changed since the data was read"
+    ):
         write_dump(tiny.model("llava"), SPEC, data, tmp_path / "dump")

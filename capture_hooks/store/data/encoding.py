@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from ...errors import DataError
 from .forms import Form, PlainText, TokenIds, form_of
+from .images import image_source
 from .rendering import Answer, Notes, Rendering
 from .rows import Row, RowError
 from .template import ChatTemplates, TemplateSettings
+from .vision import ImageSettings, Media, Seen, Vision, chat_template_of
 from .wire import Conversation
 
 if TYPE_CHECKING:
@@ -30,12 +32,14 @@ class Encoded:
         mask: tokens to learn; None for a prompt without an answer.
         place: of its row, and its turn where the row gives several sequences.
         prompt: how many of ``ids`` a server is sent for the last answer in it.
+        media: its images, where it has any.
     """
 
     ids: list[int]
     mask: list[bool] | None
     place: str
     prompt: int
+    media: Media | None = None
 
 
 @dataclass(slots=True)
@@ -62,6 +66,20 @@ class _UnstableError(Exception):
     """Why the turns of a conversation cannot be learnt in one sequence."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A rendered conversation of text alone, as tokens; `Seen` is one with images."""
+
+    ids: list[int]
+    text: str
+    tokens: Callable[[str], list[int]]
+
+    def edge(self, at: int) -> int | None:
+        """How many tokens come before character ``at``; None where one lies across it."""
+        before = self.tokens(self.text[:at])
+        return len(before) if self.ids[: len(before)] == before else None
+
+
 class RowEncoder:
     """Rows of any form, for one tokenizer.
 
@@ -71,6 +89,7 @@ class RowEncoder:
         turns: which assistant turns become sequences: ``all`` in one, ``each`` by itself, the ``last``;
             ``auto`` is all where the template does not rewrite earlier turns, else each.
         vocab_size: the target's; ids outside it are an error.
+        images: needed for conversations with images.
     """
 
     def __init__(
@@ -79,12 +98,15 @@ class RowEncoder:
         settings: TemplateSettings | None = None,
         turns: Turns = "auto",
         vocab_size: int | None = None,
+        images: ImageSettings | None = None,
     ) -> None:
         self._tokenizer = tokenizer
+        self._images = images
         self._settings = settings or TemplateSettings()
         self._turns = turns
         self._vocab_size = vocab_size
         self._made: ChatTemplates | None = None
+        self._made_vision: Vision | None = None
         self.counts = Counts()
 
     @property
@@ -216,27 +238,38 @@ class RowEncoder:
                     "the chat template rewrites earlier turns: the conversation up to assistant turn "
                     f"{answer.turn} is not a prefix of the whole ({_parting(whole, answer.text)})"
                 )
-        ids = self._tokens(whole)
-        mask = [False] * len(ids)
+        read = self._read(place, whole, rendering.images())
+        mask = [False] * len(read.ids)
         for answer in answers:
-            self._edge(whole, ids, answer.start, answer.turn)
+            self._edge(whole, read, answer.start, answer.turn)
             for first, last in answer.learnt:
-                start = self._edge(whole, ids, first, answer.turn)
-                end = self._edge(whole, ids, last, answer.turn)
+                start = self._edge(whole, read, first, answer.turn)
+                end = self._edge(whole, read, last, answer.turn)
                 mask[start:end] = [True] * (end - start)
-        return Encoded(ids, mask, place, _before_last_run(mask, len(ids)))
+        mask = _without(read, mask)
+        return Encoded(read.ids, mask, place, _before_last_run(mask, len(mask)), _media(read))
 
-    def _edge(self, text: str, ids: list[int], at: int, turn: int) -> int:
-        tokens = self._tokens(text[:at])
-        if ids[: len(tokens)] != tokens:
+    def _edge(self, text: str, read: _Read | Seen, at: int, turn: int) -> int:
+        edge = read.edge(at)
+        if edge is None:
             raise _UnstableError(
                 f"a token of the whole conversation lies across an edge of assistant turn {turn} "
                 f"(after {text[:at][-20:]!r})"
             )
-        return len(tokens)
+        return edge
+
+    def _read(self, place: str, text: str, images: tuple[str, ...]) -> _Read | Seen:
+        """A rendered conversation as tokens; by the processor where it shows images."""
+        if not images:
+            return _Read(self._tokens(text), text, self._tokens)
+        assert self._images is not None
+        found = [image_source(place, image, self._images.base) for image in images]
+        return self._vision().read(place, text, found)
 
     def _by_itself(self, place: str, answer: Answer) -> Encoded:
         """A server's prompt and the target's answer: as when served, no token lies across the edge."""
+        if answer.images:
+            return self._by_itself_with_images(place, answer)
         prompt = self._tokens(answer.prompt)
         ids = self._tokens(answer.text)
         if ids[: len(prompt)] != prompt:
@@ -261,21 +294,52 @@ class RowEncoder:
                 mask[edges[0] : edges[1]] = [True] * (edges[1] - edges[0])
         return Encoded(ids, mask, place, len(prompt))
 
+    def _by_itself_with_images(self, place: str, answer: Answer) -> Encoded:
+        read = self._read(place, answer.text, answer.images)
+        edges = [read.edge(at) for at in (answer.start, *(at for span in answer.learnt for at in span))]
+        prompt, *spans = (edge for edge in edges if edge is not None)
+        if len(spans) + 1 < len(edges):
+            raise RowError(
+                place,
+                "a token across an edge of the answer",
+                f"a token lies across an edge of what is learnt of turn {answer.turn}; strip the turn's "
+                "leading or trailing white space",
+            )
+        mask = [False] * len(read.ids)
+        for start, end in zip(spans[::2], spans[1::2], strict=True):
+            mask[start:end] = [True] * (end - start)
+        return Encoded(read.ids, _without(read, mask), place, prompt, _media(read))
+
     def _rendering(self, place: str, conversation: Conversation) -> Rendering:
         templates = self._templates()
-        if conversation.images:
-            raise RowError(place, "images", "images in conversations need the target's processor")
+        if conversation.images and self._images is None:
+            raise RowError(
+                place, "images", "images are not read here: this takes conversations of text alone"
+            )
         return Rendering(place, conversation, templates, self._special_spans, self.counts.notes)
 
     def _templates(self) -> ChatTemplates:
         if self._made is None:
             tokenizer = self._need("conversations")
-            self._made = ChatTemplates(tokenizer, self._settings)
+            self._made = ChatTemplates(tokenizer, self._with_template(tokenizer))
             special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
             special |= {str(token) for token in tokenizer.all_special_tokens}
             by_length = sorted(special, key=len, reverse=True)
             self._specials = re.compile("|".join(map(re.escape, by_length)) or r"(?!)")
         return self._made
+
+    def _with_template(self, tokenizer: PreTrainedTokenizerBase) -> TemplateSettings:
+        """The settings; with the processor's template where the tokenizer has none, as LLaVA's."""
+        if self._images is None or self._settings.chat_template is not None or tokenizer.chat_template:
+            return self._settings
+        own = chat_template_of(self._images.processor())
+        return self._settings if own is None else replace(self._settings, chat_template=own)
+
+    def _vision(self) -> Vision:
+        if self._made_vision is None:
+            assert self._images is not None
+            self._made_vision = Vision(self._images.processor())
+        return self._made_vision
 
     def _special_spans(self, text: str) -> Iterator[tuple[int, int]]:
         return (found.span() for found in self._specials.finditer(text))
@@ -297,6 +361,17 @@ class RowEncoder:
         if self._tokenizer is None:
             raise DataError(f"{what} need a tokenizer, and none was given; give one, or give token ids")
         return self._tokenizer
+
+
+def _without(read: _Read | Seen, mask: list[bool]) -> list[bool]:
+    """The mask without what stands for images, which an assistant's turn may hold too."""
+    if isinstance(read, Seen):
+        return [bit and at not in read.of_images for at, bit in enumerate(mask)]
+    return mask
+
+
+def _media(read: _Read | Seen) -> Media | None:
+    return read.media if isinstance(read, Seen) else None
 
 
 def _before_last_run(mask: list[bool] | None, length: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -20,10 +20,10 @@ from .records import read_rows
 from .rows import Row, RowError
 from .summary import BadRowCounter, Summary
 from .template import TemplateSettings
-from .vision import Media
+from .vision import ImageSettings, Media
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 TooLong = Literal["error", "truncate", "skip"]
 BadRowPolicy = Literal["error", "skip"]
@@ -127,6 +127,7 @@ def read_examples(
     settings: TemplateSettings | None = None,
     turns: Turns = "auto",
     bad_rows: BadRowPolicy = "error",
+    processor: Callable[[], ProcessorMixin | None] | None = None,
 ) -> Examples:
     """Read a data set.
 
@@ -144,11 +145,15 @@ def read_examples(
         settings: of the chat template.
         turns: how the turns of a conversation become sequences, see `RowEncoder`.
         bad_rows: refuse the data set at the first row that cannot be used, or leave such rows out.
+        processor: gives the target's processor, where conversations may have images; called when one has.
+            Images are paths (relative ones from the data's folder), ``file://`` or ``data:`` URLs, or images
+            of a `datasets` column.  A conversation with images is not cut, but left out where it is too long.
 
     Raises:
         DataError: the data cannot be used; names file and line.
     """
-    encoder = RowEncoder(tokenizer, settings, turns, vocab_size)
+    images = ImageSettings(processor, _folder(Path(path))) if processor is not None else None
+    encoder = RowEncoder(tokenizer, settings, turns, vocab_size, images)
     bad = BadRowCounter()
     rows = 0
     kept: list[Example] = []
@@ -209,7 +214,12 @@ def _examples(
 ) -> Iterator[Example]:
     for one in encoded_rows(encoder, row, bad, policy):
         assert one.mask is not None
-        yield Example(torch.tensor(one.ids), torch.tensor(one.mask), one.place, conversation=number)
+        yield Example(torch.tensor(one.ids), torch.tensor(one.mask), one.place, one.media, number)
+
+
+def _folder(path: Path) -> Path:
+    """Where relative paths in the data start from."""
+    return path if path.is_dir() else path.parent
 
 
 def _cut(example: Example, length: int) -> Example:

@@ -19,13 +19,14 @@ They are looked for in this order.  Beside a conversation, ``system``, ``tools``
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
+from .images import address
 from .records import decoded
 from .rows import Row, RowError
 from .wire import Conversation, Message
@@ -49,6 +50,11 @@ _ROLES: Final = {
 #: Fields of a turn by which data sets say whether it is learnt: OpenAI's fine-tuning, Axolotl.
 _LEARN: Final = ("weight", "train")
 _REASONING: Final = ("reasoning_content", "reasoning", "thinking")
+#: Under which a part says which image it shows: OpenAI's and Hugging Face's names.
+_IMAGE_KEYS: Final = ("image", "image_url", "url", "path", "base64")
+#: Columns of images which a conversation's parts (TRL) or ``<image>`` marks (LLaVA) show in turn.
+_IMAGE_COLUMNS: Final = ("images", "image")
+_MARK: Final = "<image>"
 _ANSWERS: Final = ("completion", "response")
 _OUTPUTS: Final = ("output", "response")
 
@@ -93,6 +99,7 @@ class _Fields:
     left: dict[str, Any]
     nulls: bool = False
     read: set[str] = dataclass_field(default_factory=set)
+    images: list[Any] | None = None
 
     def has(self, *names: str) -> bool:
         return all(name in self.left for name in names)
@@ -100,6 +107,25 @@ class _Fields:
     def take(self, name: str) -> Any:
         self.read.add(name)
         return self.left.get(name)
+
+    def has_images(self) -> bool:
+        return self.images is not None or self.has_some(_IMAGE_COLUMNS)
+
+    def has_some(self, names: Sequence[str]) -> bool:
+        return any(name in self.left for name in names)
+
+    def next_image(self, place: str) -> Any:
+        """The next image of the row's column of images, for a part that names none."""
+        if self.images is None:
+            name = next((name for name in _IMAGE_COLUMNS if name in self.left), None)
+            value = self.take(name) if name is not None else []
+            self.images = list(value) if isinstance(value, list | tuple) else [value]
+        if not self.images:
+            raise self.fail(
+                "a part without its image",
+                f"{place} names no image, and no column {' or '.join(_IMAGE_COLUMNS)} has one left",
+            )
+        return address(self.images.pop(0))
 
     def fail(self, reason: str, detail: str = "") -> RowError:
         return RowError(self.row.place, reason, detail)
@@ -280,6 +306,12 @@ def _conversation(fields: _Fields, turns: list[dict[str, Any]]) -> Conversation:
     if fields.row.padded:
         arguments = {key: value for key, value in arguments.items() if value is not None}
     messages = tuple(_message(fields, f"messages[{at}]", turn) for at, turn in enumerate(turns))
+    if fields.has_images() and fields.images != []:
+        raise fields.fail(
+            "images that no message shows",
+            "the row has more images than its messages show: each is shown by a part {'type': 'image'} or by "
+            f"{_MARK} in a text",
+        )
     return _validated(
         fields, "", Conversation, messages=messages, tools=tuple(tools), template_arguments=arguments
     )
@@ -354,6 +386,8 @@ def _message(fields: _Fields, place: str, turn: Mapping[str, Any]) -> Message:
 
 
 def _content(fields: _Fields, place: str, content: Any) -> Any:
+    if isinstance(content, str) and _MARK in content and fields.has_images():
+        return _marked(fields, place, content)
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -366,6 +400,17 @@ def _content(fields: _Fields, place: str, content: Any) -> Any:
     return tuple(parts) if parts else ""
 
 
+def _marked(fields: _Fields, place: str, content: str) -> tuple[dict[str, Any], ...]:
+    """A text of LLaVA's data sets as parts; white space beside a mark is the mark's (LLaVA strips it too)."""
+    first, *rest = content.split(_MARK)
+    parts = [{"type": "text", "text": first.rstrip()}] if first.strip() else []
+    for text in rest:
+        parts.append({"type": "image", "image": fields.next_image(f"{place}.content")})
+        if text.strip():
+            parts.append({"type": "text", "text": text.strip()})
+    return tuple(parts)
+
+
 def _part(fields: _Fields, place: str, part: Any) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
@@ -376,10 +421,12 @@ def _part(fields: _Fields, place: str, part: Any) -> dict[str, Any]:
     if kind in ("text", "input_text", "output_text"):
         return {"type": "text", "text": part.get("text")}
     if kind in ("image", "image_url", "input_image"):
-        found = next((part[key] for key in ("image", "image_url", "url", "path") if key in part), None)
-        if isinstance(found, dict):
-            found = found.get("url")
-        return {"type": "image", "image": found}
+        named = [part[key] for key in _IMAGE_KEYS if key in part]
+        if len(named) > 1:
+            raise fields.fail("a part with several images", f"{place} names several images; give each a part")
+        if "base64" in part and isinstance(named[0], str) and not named[0].startswith("data:"):
+            named = [f"data:;base64,{named[0]}"]
+        return {"type": "image", "image": address(named[0]) if named else fields.next_image(place)}
     raise fields.fail(
         f"a part of type {shown(kind)}", f"{place} is a part of type {shown(kind)}; text and images are read"
     )

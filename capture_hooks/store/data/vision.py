@@ -9,20 +9,36 @@ writes them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
 from ...errors import DataError
 from .images import ImageSource
+from .rows import RowError
 
 if TYPE_CHECKING:
     from transformers import BatchFeature, ProcessorMixin
 
 #: What the processor is asked for to place spans, and is no argument of the model.
 _OFFSETS: Final = "text_replacement_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """What reading conversations with images needs.
+
+    Attributes:
+        processor: gives the target's processor, or None; called when an image is met first, or a conversation
+            for which the tokenizer has no chat template.
+        base: the directory that relative paths of images start from.
+    """
+
+    processor: Callable[[], ProcessorMixin | None]
+    base: Path = Path()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +65,16 @@ class Media:
         """Everything the model's forward is given: ``input_ids`` [1, T], pixels, and what belongs to them.
 
         Raises:
-            DataError: an image is gone, or is not the one that the data was read with.
+            RowError: an image is gone, or is not the one that the data was read with.
         """
         inputs = self.vision.run(self.images[0].place, self.text, self.images)
         found = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         if found["input_ids"].shape != (1, self.tokens):
-            raise DataError(
-                f"{self.images[0].place}: {found['input_ids'].shape[-1]} tokens, which were {self.tokens} "
-                "when the data was read; the processor's settings have changed since"
+            raise RowError(
+                self.images[0].place,
+                "a conversation that has changed",
+                f"{found['input_ids'].shape[-1]} tokens, which were {self.tokens} when the data was read; "
+                "the processor's settings have changed since",
             )
         return found
 
@@ -120,14 +138,15 @@ class Vision:
             images: one per placeholder, in order.
 
         Raises:
-            DataError: placeholders and images do not match, or an image cannot be read.
+            RowError: placeholders and images do not match, or an image cannot be read.
+            DataError: the processor does not tell enough.
         """
         inputs = self.run(place, text, images, **{f"return_{_OFFSETS}": True})
         name = type(self._processor).__name__
         told = inputs.get(_OFFSETS)
         if not told:
             raise DataError(
-                f"{place}: {name} does not tell where it puts images into a text ({_OFFSETS}), so the "
+                f"{name} does not tell where it puts images into a text ({_OFFSETS}), so the "
                 "assistant's tokens cannot be told; a newer transformers may (5.24 does for most models)"
             )
         expanded = _expanded(text, told[0])
@@ -157,7 +176,7 @@ class Vision:
         tokens are added where the text does not begin with BOS.
 
         Raises:
-            DataError: an image cannot be read, or the processor refuses.
+            RowError: an image cannot be read, or the processor refuses.
         """
         bos = self._processor.tokenizer.bos_token
         if bos is not None and text.startswith(bos):
@@ -167,8 +186,10 @@ class Vision:
             made: BatchFeature = self._processor(text=[text], images=[opened], return_tensors="pt", **options)
         except (ValueError, TypeError, IndexError, KeyError, StopIteration) as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(
-                f"{place}: {type(self._processor).__name__} refuses this conversation: {first}"
+            raise RowError(
+                place,
+                "a conversation that the processor refuses",
+                f"{type(self._processor).__name__} refuses this conversation: {first}",
             ) from None
         return made
 
@@ -189,6 +210,12 @@ class Vision:
             marks = (min(inside) - 1, max(inside) + 1)
             found.update(at for at in marks if 0 <= at < len(ids) and ids[at] in self._special)
         return found
+
+
+def chat_template_of(processor: ProcessorMixin | None) -> str | None:
+    """A processor's own chat template; the one called ``default`` of several."""
+    own: Any = getattr(processor, "chat_template", None)
+    return own.get("default") if isinstance(own, Mapping) else own
 
 
 def _expanded(text: str, told: Sequence[Mapping[str, Any]]) -> str:

@@ -266,9 +266,11 @@ class Requests:
             return None
         if isinstance(mask, Tensor) and mask.dim() == 2 and mask.shape[1] >= forward.length:
             return mask[:, -forward.length :].bool().expand(forward.batch, -1)
-        if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] >= forward.start + forward.length:
-            # A real token sees itself; a padded one is masked out as a key.
-            self_seen = mask[:, 0].diagonal(forward.start, -2, -1)[:, : forward.length]
+        if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] >= forward.length:
+            # A real token sees itself; a padded one is masked out as a key.  Its key stands at its column,
+            # or, where a sliding window has dropped the first keys, among the last ones.
+            first = min(forward.start, mask.shape[-1] - forward.length)
+            self_seen = mask[:, 0].diagonal(first, -2, -1)[:, : forward.length]
             if mask.dtype != torch.bool:
                 self_seen = self_seen > torch.finfo(mask.dtype).min / 2
             return self_seen.expand(forward.batch, -1)

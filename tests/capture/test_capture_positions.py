@@ -58,6 +58,22 @@ def test_generate_gives_one_row_per_token_but_the_last(model, batch, length, new
         same_rows(rows.packed, whole(model, out[request, :-1]))
 
 
+@pytest.mark.parametrize("padding", [(0, 0), (0, 5)])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3_text", "gemma2", "mistral"])
+def test_generate_past_a_sliding_window(family, padding):
+    model = tiny.model(family)  # windows of 8 tokens
+    model.generation_config.eos_token_id = None
+    ids = prompt(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, : padding[1]] = 0
+    with torch.no_grad(), bind(model, SPEC) as capture:
+        out = model.generate(ids, attention_mask=mask, max_new_tokens=9, do_sample=False)
+    for request, left in enumerate(padding):
+        rows = capture.states.sequence(request)
+        assert rows.position.tolist() == list(range(20 - left))
+        same_rows(rows.packed, whole(model, out[request, left:-1]))
+
+
 @given(data=st.data(), length=st.integers(2, 12))
 @settings(deadline=None, max_examples=15)
 def test_chunks_of_a_prompt_join_up(model, data, length):

@@ -39,8 +39,16 @@ def prompt(family, *seeds):
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("tree", [None, TreeShape(4, 2, 6)])
+@pytest.mark.parametrize(
+    ("family", "tree"),
+    # Gemma 3's sliding cache keeps one line of tokens, which the decoder says of itself.
+    [
+        (family, tree)
+        for family in FAMILIES
+        for tree in (None, TreeShape(4, 2, 6))
+        if not (tree and family == "gemma3")
+    ],
+)
 def test_the_text_is_that_of_generate(family, tree, recalling_head):
     model = tiny.model(family)
     seen, text = prompt(family, 1, 2), torch.tensor([[5, 9, 80]])

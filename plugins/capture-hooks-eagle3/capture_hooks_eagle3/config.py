@@ -182,9 +182,9 @@ def _norm_eps(config: Any) -> float:
 def _rope(config: Any) -> dict[str, Any]:
     """The target's RoPE settings; those of its full-attention layers where they differ by layer.
 
-    Of an M-RoPE target (Qwen2.5-VL) the head keeps one axis, the row's number: without ``mrope_section`` in its
-    config SGLang 0.5.23 counts rows (``models/llama_eagle3.py``), and vLLM 0.32 takes the target's first axis,
-    which is the same in text (``v1/spec_decode/llm_base_proposer.py``, ``_set_positions``).
+    Of an M-RoPE target (Qwen2.5-VL) the head keeps one axis, the row's number: without ``mrope_section`` in
+    its config SGLang 0.5.23 counts rows (``models/llama_eagle3.py``), and vLLM 0.32 takes the target's first
+    axis, which is the same in text (``v1/spec_decode/llm_base_proposer.py``, ``_set_positions``).
     """
     settings = getattr(config, "rope_parameters", None) or {}
     by_kind = [value for value in settings.values() if isinstance(value, Mapping)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Final, TypeVar
+
+from ..decoding.contract import Asked, Dialogue, Generated
 
 #: Most sequences under way at a time, and how many full batches of tokens.
 IN_FLIGHT: Final = 128
 BATCHES: Final = 3
+#: Dialogues under way at a time: an engine that decodes fewer together lets the others wait.
+DIALOGUES: Final = 256
 
 _T = TypeVar("_T")
 
@@ -45,3 +49,51 @@ def in_flight(
                     yield number, done.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def converse(
+    ask: Callable[[Asked], Generated], dialogues: Iterable[Dialogue]
+) -> Iterator[list[tuple[Dialogue, Generated | None]]]:
+    """Dialogues with a server that batches by itself; see `GeneratingEngine.answers`.
+
+    Args:
+        ask: run in threads; dialogues are asked in the caller's.
+        dialogues: begun as others end.
+
+    Raises:
+        Exception: what ``ask`` raised; prompts that have not begun are left out then.
+    """
+    with ThreadPoolExecutor(DIALOGUES, "capture-hooks-prompt") as pool:
+        under_way: dict[Future[Generated], Dialogue] = {}
+        waiting = (dialogue for dialogue in dialogues if not dialogue.finished)
+        more = True
+        try:
+            while more or under_way:
+                while more and len(under_way) < DIALOGUES:
+                    if (dialogue := next(waiting, None)) is None:
+                        more = False
+                    else:
+                        yield from _advance(dialogue, ask, pool, under_way)
+                done = wait(under_way, return_when=FIRST_COMPLETED).done if under_way else set()
+                ready: list[tuple[Dialogue, Generated | None]]
+                ready = [(under_way.pop(future), future.result()) for future in done]
+                if ready:
+                    yield ready
+                for dialogue, _ in ready:
+                    yield from _advance(dialogue, ask, pool, under_way)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _advance(
+    dialogue: Dialogue,
+    ask: Callable[[Asked], Generated],
+    pool: ThreadPoolExecutor,
+    under_way: dict[Future[Generated], Dialogue],
+) -> Iterator[list[tuple[Dialogue, Generated | None]]]:
+    """Send its next prompt; those whose answers are known are handed out on the way."""
+    while (asked := dialogue.asks()) is not None:
+        if not asked.known:
+            under_way[pool.submit(ask, asked)] = dialogue
+            return
+        yield [(dialogue, None)]

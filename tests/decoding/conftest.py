@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from capture_hooks.heads.contract import DraftHead, StepSums, TrainBatch
 from capture_hooks.spec import CaptureSpec
 
 torch.set_num_threads(1)
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "store")]  # helpers of the tests, here and there
 
 
 class KnowingHead(DraftHead):

@@ -6,10 +6,10 @@ from types import ModuleType
 
 import typer
 
-from . import preview
+from . import preview, regenerate
 
 #: Each adds its command.
-COMMANDS: tuple[ModuleType, ...] = (preview,)
+COMMANDS: tuple[ModuleType, ...] = (preview, regenerate)
 
 
 def register(app: typer.Typer) -> None:

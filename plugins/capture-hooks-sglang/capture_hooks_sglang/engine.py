@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from capture_hooks.decoding.contract import CaptureEngine, DecodingEngine
+    from capture_hooks.decoding.contract import CaptureEngine, DecodingEngine, GeneratingEngine, Sampling
     from capture_hooks.spec import CaptureSpec
 
 
@@ -32,6 +32,14 @@ class SGLangEngine:
         from .running.decode import decode
 
         return decode(model, head, settings)
+
+    def generate(
+        self, model: Path, sampling: Sampling, settings: Sequence[str]
+    ) -> AbstractContextManager[GeneratingEngine]:
+        """See `capture_hooks.decoding.contract.EngineProvider.generate`."""
+        from .running.generation import generation
+
+        return generation(model, sampling, settings)
 
     def serve(self, head: Path, model: Path, settings: Sequence[str], start_timeout: float) -> int:
         """See `capture_hooks.decoding.contract.EngineProvider.serve`."""

@@ -129,6 +129,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/capture.py
 	$(BIN)/python benchmarks/dump.py
 	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/start.py
 
 clean:
 	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis

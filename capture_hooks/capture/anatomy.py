@@ -55,6 +55,8 @@ class Anatomy:
         embedding: the token embedding.
         final_norm: the norm between boundary n and ``lm_head``; None where the family has none.
         final_norm_name: its qualified name.
+        final_norm_call: where the model calls that module several times in one forward (NanoChat norms the
+            embedding with it too), which call is the final norm, from 0; None where there is one call.
         lm_head: the projection to the vocabulary.
         hidden_size: width of the residual stream.
         vocab_size: rows of ``lm_head``.
@@ -88,6 +90,7 @@ class Anatomy:
     readout_gap: str | None = None
     rows: RowReader | None = None
     lengths: LengthRule = field(default_factory=LengthRule)
+    final_norm_call: int | None = None
 
     @property
     def n_layers(self) -> int:

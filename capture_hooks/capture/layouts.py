@@ -35,7 +35,8 @@ _RESIDUAL = ("residual",)
 class Place:
     """A module, the side of its forward at which to look, and how to read the state there.
 
-    ``plain``: an output that is a tensor is the state.
+    ``plain``: an output that is a tensor is the state.  ``call``: of a module that is called several times in
+    one forward, the call at which to look, counted from 0; None where one call is all there is.
     """
 
     module: nn.Module
@@ -43,6 +44,7 @@ class Place:
     when: When
     read: Reader
     plain: bool = False
+    call: int | None = None
 
 
 def entering(anatomy: Anatomy, k: int) -> Place:
@@ -66,12 +68,12 @@ def leaving(anatomy: Anatomy, k: int) -> Place:
             f"post.{k} of a 'stream' layout is read at the final norm, and this model has none"
         )
     name = anatomy.final_norm_name
-    return Place(anatomy.final_norm, name, "before", _entering_norm(name))
+    return Place(anatomy.final_norm, name, "before", _entering_norm(name), call=anatomy.final_norm_call)
 
 
-def normed(norm: nn.Module, name: str) -> Place:
+def normed(norm: nn.Module, name: str, call: int | None = None) -> Place:
     """Where the final norm's output is read (fused norms give ``(normed, sum)``)."""
-    return Place(norm, name, "after", output_of(name), plain=True)
+    return Place(norm, name, "after", output_of(name), plain=True, call=call)
 
 
 def input_of(name: str) -> Reader:

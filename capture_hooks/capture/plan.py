@@ -100,7 +100,8 @@ def _tap(anatomy: Anatomy, point: Point, site: Site) -> Tap:
                 f"{type(anatomy.model).__name__} has no final norm, so it has no point final_norm ({fed}); "
                 f"the end of the stream is post.{anatomy.n_layers - 1}"
             )
-        return Tap(point, site, normed(anatomy.final_norm, anatomy.final_norm_name), anatomy.hidden_size)
+        place = normed(anatomy.final_norm, anatomy.final_norm_name, anatomy.final_norm_call)
+        return Tap(point, site, place, anatomy.hidden_size)
     k = point.absolute(anatomy.n_layers).layer
     place = leaving(anatomy, k or 0) if point.kind == "post" else entering(anatomy, k or 0)
     return Tap(point, site, place, anatomy.hidden_size)

@@ -86,11 +86,12 @@ class StopForward(Exception):  # noqa: N818  # a signal, not an error
 class _Running:
     """The forward that is running, as its hooks see it.  Slots: they are read at every point."""
 
-    __slots__ = ("dtype", "forward", "open", "shape", "stop", "views")
+    __slots__ = ("calls", "dtype", "forward", "open", "shape", "stop", "views")
 
     def __init__(self) -> None:
         self.open = False
         self.stop = False
+        self.calls: dict[int, int] = {}  # by tap: calls so far, of modules that run several times
         self.views: list[Tensor | None] | None = None  # where each state goes; None once it is there
         self.forward: Forward | None = None
         # States on the stream of this shape and type are copied without a second look.
@@ -223,6 +224,7 @@ class CaptureSession:
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run, requests = self._run, self._requests
         run.views = None
+        run.calls.clear()
         requests.begin(args, kwargs)
         if requests.cache is not None:
             refuse_reordering(requests.cache, self)
@@ -281,7 +283,21 @@ class CaptureSession:
             if run.open:
                 take(read(args, kwargs, None))
 
-        return before if tap.place.when == "before" else after
+        hook = before if tap.place.when == "before" else after
+        return hook if tap.place.call is None else self._at_call(index, tap.place.call, hook)
+
+    def _at_call(self, index: int, wanted: int, hook: _Hook) -> _Hook:
+        """A hook of a module that runs several times in one forward, for the one call that is the point."""
+        run = self._run
+
+        def counted(*fired: Any) -> None:
+            if run.open:
+                call = run.calls.get(index, 0)
+                run.calls[index] = call + 1
+                if call == wanted:
+                    hook(*fired)
+
+        return counted
 
     def _start(self, state: Tensor) -> list[Tensor | None]:
         """The first state of a forward is here: now its rows are known, and it gets its memory."""

@@ -187,6 +187,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "mistral": _grouped("mistral", sliding_window=8),
     "mixtral": _grouped("mixtral", num_local_experts=4, num_experts_per_tok=2),
     "mpt": _row("mpt"),
+    "nanochat": _grouped("nanochat", head_dim=8),
     "olmo": _grouped("olmo"),
     "olmo2": _grouped("olmo2"),
     "opt": _row("opt", ffn_dim=48, word_embed_proj_dim=HIDDEN),

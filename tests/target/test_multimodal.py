@@ -17,8 +17,6 @@ from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump
 from capture_hooks.testing import tiny
 
-#: A window of 8 tokens, as the tiny ones have it, is tested where caches are.
-WINDOWED = {"gemma3": {"sliding_window": 64}, "gemma4": {"sliding_window": 64}}
 FAMILIES = ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "gemma4")
 SPEC = "embed, post.0, post.1"
 IDS = torch.tensor([[5, 9, 40, 77]])
@@ -36,7 +34,7 @@ def own_head(model):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_text_is_decoded_as_the_model_itself_does(family):
-    model = tiny.model(family, num_hidden_layers=2, **WINDOWED.get(family, {}))
+    model = tiny.model(family, num_hidden_layers=2)
     decoder = SpeculativeDecoder(model, own_head(model), 4)
     for settings in ({}, {"repetition_penalty": 1.3}):
         expected = model.generate(IDS, do_sample=False, max_new_tokens=24, **settings)
@@ -58,7 +56,7 @@ def test_text_is_dumped_trained_on_evaluated_and_answered(tmp_path, monkeypatch,
         return printed.out
 
     model, data = tmp_path / "model", tmp_path / "data.jsonl"
-    tiny.model(family, num_hidden_layers=2, **WINDOWED.get(family, {})).save_pretrained(model)
+    tiny.model(family, num_hidden_layers=2).save_pretrained(model)
     tiny.tokenizer().save_pretrained(model)
     texts = ["a first line", "and a second, longer one", "the third"]
     data.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

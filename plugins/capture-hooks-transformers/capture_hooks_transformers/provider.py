@@ -68,6 +68,7 @@ class TransformersAnatomy:
             logit_scale=readout.scale,
             logit_softcap=readout.softcap,
             readout_gap=readout.gap,
+            final_norm_call=readout.norm_call,
             lengths=length_rule(decoder),
         )
 

@@ -28,7 +28,10 @@ _GRID = (_ONE, -_ONE, 0.0, _SMALL, -_SMALL, 0.25, -0.5, 3.0, -7.0, 40.0, -60.0, 
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """``logits = softcap(scale * lm_head(final_norm(x)))``, or why it is not so (``gap``)."""
+    """``logits = softcap(scale * lm_head(final_norm(x)))``, or why it is not so (``gap``).
+
+    ``norm_call``: which call of the norm's module it is, where that is called several times.
+    """
 
     final_norm: str | None
     lm_head: str
@@ -36,6 +39,7 @@ class Readout:
     scale: float = 1.0
     softcap: float | None = None
     gap: str | None = None
+    norm_call: int | None = None
 
 
 def follow_readout(skeleton: Skeleton, trace: Trace, last: Call) -> Readout:
@@ -52,7 +56,16 @@ def follow_readout(skeleton: Skeleton, trace: Trace, last: Call) -> Readout:
             scale, softcap = _measure(skeleton, trace, end, head)
         except _UnreadableError as error:
             gap = str(error)
-    return Readout(norm.name if norm else None, head.name, int(head.value.shape[-1]), scale, softcap, gap)
+    calls = trace.of(norm.module) if norm else []
+    return Readout(
+        norm.name if norm else None,
+        head.name,
+        int(head.value.shape[-1]),
+        scale,
+        softcap,
+        gap,
+        next(at for at, call in enumerate(calls) if call is norm) if len(calls) > 1 else None,
+    )
 
 
 class _UnreadableError(Exception):

@@ -25,7 +25,7 @@ EMBEDDING_SCALE = {
 }
 # What is written in each family's config or code; 1 and None elsewhere.
 SCALE = {"cohere": 1 / 16, "granite": 1 / 6, "minicpm3": 8 / 32}
-SOFTCAP = {"gemma2": 30.0}
+SOFTCAP = {"gemma2": 30.0, "nanochat": 15.0}
 NO_FINAL_NORM = {"opt_350m"}
 NO_READOUT = {"opt_350m"}
 
@@ -63,6 +63,8 @@ def embedded(family: str, model: torch.nn.Module) -> torch.Tensor:
         if decoder.project_in is not None:
             x = x @ decoder.project_in.weight.detach().double().T
         return x + decoder.embed_positions.weight.detach().double()[positions + 2]
+    if family == "nanochat":
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + model.config.rms_norm_eps)
     if family == "bloom":
         return reference_norm(model.transformer.word_embeddings_layernorm, x.float())
     return x

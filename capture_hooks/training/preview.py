@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, TrainingError
 from ..store import Example, Examples
 from ..store.data import Row, RowEncoder, RowError, TemplateSettings
 from ..store.data.pieces import Piece, Reader
 from ..store.data.summary import BadRows
+from .config import TrainConfig
 from .data import MIN_TOKENS
 from .sources import LiveSequences
-from .split import choose_draft_vocabulary, prompt_key, token_counts
+from .split import choose_draft_vocabulary, prompt_key, split_by_prompt, token_counts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -329,11 +330,11 @@ def _warnings(
         yield (
             f"{_of(short, examples)} have nothing to learn beyond their second token: train leaves them out"
         )
-    if found.sequences - found.repeated_prompts == 1:
-        yield (
-            "all sequences have one prompt, so none can be held out: train needs evaluation data of its own, "
-            "or --held-out 0"
-        )
+    share = TrainConfig(steps=1).held_out
+    try:
+        split_by_prompt(LiveSequences(examples), share)
+    except TrainingError as error:
+        yield f"train {error}"
 
 
 def _ends(examples: Examples, special: frozenset[int]) -> Iterator[str]:

@@ -19,7 +19,7 @@ from capture_hooks.cli.data._preview_html import page
 from capture_hooks.cli.data._preview_view import show
 from capture_hooks.errors import CaptureHooksError, DataError, ModelError, StoreError
 from capture_hooks.store.data import RowEncoder, TemplateSettings, read_examples, read_rows
-from capture_hooks.testing import tiny
+from capture_hooks.testing import tiny, tiny_vision
 from capture_hooks.training.preview import pick, preview, why_not
 
 TOKENIZER = tiny.tokenizer()
@@ -176,7 +176,7 @@ TWO = [talk("a", "b"), talk("c", "d")]
         ([{"text": "abc"}, {"text": "defg"}], "all sequences end without an end-of-turn token"),
         ([*TWO, {"text": "abc"}], "1 of 3 sequences end without an end-of-turn token"),
         ([talk("a" * 900, "b"), talk("c" * 900, "d")], "only 0.2% of all tokens are learnt"),
-        ([talk("a", "b"), talk("a", "c")], "all sequences have one prompt"),
+        ([talk("a", "b"), talk("a", "c")], "train cannot hold out 5%: all 2 sequences have the same prompt"),
         ([*TWO, {"prompt_ids": [1], "answer_ids": [2]}], "1 of 3 sequences have nothing to learn beyond"),
         ([*TWO, {"prompt_ids": [1, 1, 9], "answer_ids": [9, 2]}], "1 of 3 sequences begin with two <|im_st"),
     ],
@@ -356,6 +356,23 @@ def test_names_from_data_give_a_terminal_no_commands(tmp_path, model):
     assert text.count("[U+001B][2J[U+DCFF][bold].jsonl") >= 2
     assert "columns not read: [U+001B][31m (1)" in text
     assert "[U+001B][2J[U+DCFF][bold].jsonl" in (tmp_path / "p.html").read_text()
+
+
+def test_the_tokens_of_an_image_are_shown_as_one(tmp_path):
+    pytest.importorskip("PIL", reason="images need pillow")
+    target = tmp_path / "target"
+    tiny.model("llava").config.save_pretrained(target)
+    tiny_vision.processor("llava").save_pretrained(target)
+    tiny_vision.picture(0).save(tmp_path / "0.png")
+    parts = [{"type": "image", "image": "0.png"}, {"type": "text", "text": "what?"}]
+    asked, answer = {"role": "user", "content": parts}, {"role": "assistant", "content": "a cat"}
+    gone = {"role": "user", "content": [{"type": "image", "image": "1.png"}]}
+    path = write(tmp_path / "d.jsonl", [{"messages": [asked, answer]}, {"messages": [gone, answer]}])
+    text = run(path, "--model", target)
+    assert "<image>×4" in text
+    assert "⟦a cat" in text
+    with pytest.raises(DataError, match=r"d.jsonl:2: .*1\.png"):
+        run(path, "--model", target, "--row", "2")
 
 
 def test_token_ids_need_no_tokenizer(tmp_path):

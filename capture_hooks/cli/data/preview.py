@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -51,10 +52,11 @@ def preview(
     from rich.console import Console
     from rich.text import Text
 
-    from ...store.data import RowEncoder, read_rows
+    from ...store.data import read_rows
+    from ...store.data.examples import row_encoder
     from ...store.data.pieces import printable
     from ...store.files import replacing
-    from ...target import load_config, load_tokenizer
+    from ...target import load_config, load_processor, load_tokenizer
     from ...training.preview import pick, why_not
     from ...training.preview import preview as look_at
     from ._preview_html import page
@@ -70,14 +72,14 @@ def preview(
     context = getattr(config, "max_position_embeddings", None)
     if max_length is not None and context is not None and max_length > context:
         raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
-    tokenizer = load_tokenizer(model)
+    tokenizer, processor = load_tokenizer(model), partial(load_processor, model)
     console = Console(highlight=False, markup=False)
     with console.status(Text(f"reading {printable(data)}")) if not as_json else nullcontext():
-        examples = options.examples(data, tokenizer, vocab_size=config.vocab_size)
+        examples = options.examples(data, tokenizer, vocab_size=config.vocab_size, processor=processor)
         chosen = pick(examples, rows, row)
         if row is not None and not chosen:
-            again = islice(read_rows(data, split), limit)
-            raise why_not(row, again, RowEncoder(tokenizer, settings, turns, config.vocab_size))
+            encoder = row_encoder(data, tokenizer, config.vocab_size, settings, turns, processor)
+            raise why_not(row, islice(read_rows(data, split), limit), encoder)
         found = look_at(
             examples,
             chosen,

@@ -152,8 +152,7 @@ def read_examples(
     Raises:
         DataError: the data cannot be used; names file and line.
     """
-    images = ImageSettings(processor, _folder(Path(path))) if processor is not None else None
-    encoder = RowEncoder(tokenizer, settings, turns, vocab_size, images)
+    encoder = row_encoder(path, tokenizer, vocab_size, settings, turns, processor)
     bad = BadRowCounter()
     rows = 0
     kept: list[Example] = []
@@ -183,6 +182,19 @@ def read_examples(
         raise DataError(f"{path} is an empty data set: {_why_empty(skipped, max_length, bad)}")
     summary = Summary(rows, encoder.counts, bad.found())
     return Examples(str(path), tuple(kept), encoder.template, truncated, skipped, encoder.clock, summary)
+
+
+def row_encoder(
+    path: str | Path,
+    tokenizer: PreTrainedTokenizerBase | None,
+    vocab_size: int | None,
+    settings: TemplateSettings | None,
+    turns: Turns,
+    processor: Callable[[], ProcessorMixin | None] | None,
+) -> RowEncoder:
+    """What `read_examples` encodes the rows of ``path`` with."""
+    images = ImageSettings(processor, _folder(Path(path))) if processor is not None else None
+    return RowEncoder(tokenizer, settings, turns, vocab_size, images)
 
 
 def encoded_rows(

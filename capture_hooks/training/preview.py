@@ -240,7 +240,7 @@ def why_not(row: str, rows: Iterable[Row | RowError], encoder: RowEncoder) -> Da
 def _shown(example: Example, reader: Reader | None) -> Shown:
     ids, mask = example.token_ids.tolist(), example.loss_mask.tolist()
     if reader is None:
-        pieces = [Piece(at, at + 1, f"{token} ", mask[at], False) for at, token in enumerate(ids)]
+        pieces = [Piece(at, (token,), f"{token} ", mask[at], False) for at, token in enumerate(ids)]
         texts = None
     else:
         pieces, texts = reader.pieces(ids, mask), tuple(reader.texts(ids))
@@ -388,6 +388,12 @@ def _templates(tokenizer: PreTrainedTokenizerBase, settings: TemplateSettings) -
 
 
 def _odd_tokens(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    foreign = sum(int(example.token_ids.max()) >= len(tokenizer) for example in examples)
+    if foreign:
+        yield (
+            f"{_of(foreign, examples)} hold ids that the tokenizer does not have (it has "
+            f"{len(tokenizer):,}): they were made with another one"
+        )
     begin, unknown = tokenizer.bos_token_id, tokenizer.unk_token_id
     twice = sum(example.token_ids[:2].tolist() == [begin, begin] for example in examples)
     if begin is not None and twice:

@@ -67,7 +67,9 @@ def test_pieces_hold_every_byte_and_the_mask(text, data):
     mask = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
     pieces = Reader(BYTES).pieces(ids, mask)
     assert b"".join(p.text.encode() if p.raw is None else p.raw for p in pieces) == text.encode()
-    assert [p.learnt for p in pieces for _ in range(p.start, p.stop)] == mask
+    assert [p.learnt for p in pieces for _ in p.ids] == mask
+    assert [i for p in pieces for i in p.ids] == ids
+    assert [ids[p.start] for p in pieces] == [p.ids[0] for p in pieces]
     assert all(len(piece.text) == 1 for piece in pieces if piece.raw is None and not piece.special)
 
 
@@ -75,7 +77,7 @@ def test_a_character_of_several_tokens_is_one_piece_unless_the_mask_divides_it()
     ids = BYTES("a😀")["input_ids"]
     assert len(ids) == 5
     whole = Reader(BYTES).pieces(ids, [True] * 5)
-    assert [(p.start, p.stop, p.text) for p in whole] == [(0, 1, "a"), (1, 5, "😀")]
+    assert [(p.start, len(p.ids), p.text) for p in whole] == [(0, 1, "a"), (1, 4, "😀")]
     assert Reader(BYTES).texts(ids) == ["a", "", "", "", "😀"]
     divided = drawn(Reader(BYTES).pieces(ids, [False, False, False, True, True]))
     assert [one.parts for one in divided] == [
@@ -152,7 +154,17 @@ def test_everything_shown_can_be_seen_and_read_back(text):
     assert not any(unicodedata.category(letter) == "Cf" for part, _ in parts for letter in part)
 
 
+def test_a_token_without_text_is_shown_by_its_id():
+    ids = [*BYTES("a")["input_ids"], 300, *BYTES("b")["input_ids"]]  # the tokenizer has 259
+    shown = drawn(Reader(BYTES).pieces(ids, [True] * 3))
+    assert [part for one in shown for part in one.parts] == [
+        ("a", False),
+        ("[token 300]", True),
+        ("b", False),
+    ]
+
+
 def test_the_tokens_of_an_image_are_drawn_once():
-    image = [Piece(at, at + 1, "<image>", False, True) for at in range(256)]
-    shown = list(drawn([*image, Piece(256, 257, "hi", False, False)]))
+    image = [Piece(at, (9,), "<image>", False, True) for at in range(256)]
+    shown = list(drawn([*image, Piece(256, (8,), "hi", False, False)]))
     assert [(one.piece.start, one.times) for one in shown] == [(0, 256), (256, 1)]

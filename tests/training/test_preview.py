@@ -178,6 +178,7 @@ TWO = [talk("a", "b"), talk("c", "d")]
         ([talk("a" * 900, "b"), talk("c" * 900, "d")], "only 0.2% of all tokens are learnt"),
         ([talk("a", "b"), talk("a", "c")], "train cannot hold out 5%: all 2 sequences have the same prompt"),
         ([*TWO, {"prompt_ids": [1], "answer_ids": [2]}], "1 of 3 sequences have nothing to learn beyond"),
+        ([*TWO, {"prompt_ids": [259, 260], "answer_ids": [9, 2]}], "1 of 3 sequences hold ids that the tok"),
         ([*TWO, {"prompt_ids": [1, 1, 9], "answer_ids": [9, 2]}], "1 of 3 sequences begin with two <|im_st"),
     ],
 )

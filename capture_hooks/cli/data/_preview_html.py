@@ -155,14 +155,14 @@ def _row(shown: Shown, head: str) -> Iterator[str]:
     yield f'<details class="row" open><summary>row {shown.row} <span class="soft">{_text(head)}</span>'
     yield "</summary>\n<pre>\n"
     for one in drawn(shown.pieces):
-        yield _token(shown, one)
+        yield _token(one)
     yield "</pre></details>\n"
 
 
-def _token(shown: Shown, one: Drawn) -> str:
+def _token(one: Drawn) -> str:
     piece = one.piece
     kind = "t" + " l" * piece.learnt + " s" * piece.special
-    ids = " ".join(map(str, shown.token_ids[piece.start : piece.stop]))
+    ids = " ".join(map(str, piece.ids))
     parts = "".join(f"<i>{escape(text)}</i>" if mark else escape(text) for text, mark in one.parts)
     times = f"<i>×{one.times:,}</i>" if one.times > 1 else ""
     return f'<span class="{kind}" title="id {ids} at {piece.start}">{parts}{times}</span>'

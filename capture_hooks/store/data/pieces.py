@@ -35,15 +35,16 @@ class Piece:
     """The fewest consecutive tokens that make whole characters and are learnt together, or not.
 
     Attributes:
-        start, stop: they are tokens ``start`` to ``stop - 1`` of the sequence.
+        start: place of the first in the sequence.
+        ids: their ids.
         text: what they add to the text; "" for a part of a character.
         learnt: whether they are learnt.
         special: whether it is a token of the template's or the tokenizer's own, such as ``<|im_end|>``.
-        raw: the bytes of a part of a character, which has no text; else None.
+        raw: the bytes of a part of a character, which has no text, where they are known; else None.
     """
 
     start: int
-    stop: int
+    ids: tuple[int, ...]
     text: str
     learnt: bool
     special: bool
@@ -78,10 +79,10 @@ class Reader:
             inside = mask[start:stop]
             if all(inside) or not any(inside):
                 special = stop == start + 1 and ids[start] in self.special
-                found.append(Piece(start, stop, text, inside[0], special))
+                found.append(Piece(start, tuple(ids[start:stop]), text, inside[0], special))
                 continue
             found += [
-                Piece(at, at + 1, "", mask[at], False, self._raw(ids[at]) or b"") for at in range(start, stop)
+                Piece(at, (ids[at],), "", mask[at], False, self._raw(ids[at])) for at in range(start, stop)
             ]
         return found
 
@@ -223,5 +224,7 @@ def drawn(pieces: Sequence[Piece]) -> Iterator[Drawn]:
         for piece, before, after in zip(run, edges, edges[2:], strict=False):
             if piece.raw is not None:
                 yield Drawn(piece, 1, (("".join(f"<{byte:02X}>" for byte in piece.raw), True),))
+            elif not piece.text:
+                yield Drawn(piece, 1, ((f"[token {' '.join(map(str, piece.ids))}]", True),))
             else:
                 yield Drawn(piece, 1, tuple(visible(piece.text, before, after)))

@@ -208,7 +208,7 @@ def preview(
 def pick(examples: Examples, rows: int, row: str | None) -> list[Example]:
     """The sequences of the first ``rows`` rows that can be used, or of one: a place, or a number from 1."""
     if row is None:
-        wanted = list(dict.fromkeys(example.conversation for example in examples))[:rows]
+        wanted = set(list(dict.fromkeys(example.conversation for example in examples))[:rows])
         return [example for example in examples if example.conversation in wanted]
     if row.isdecimal():
         return [example for example in examples if example.conversation == int(row) - 1]
@@ -258,7 +258,7 @@ def figures(examples: Examples, vocab_size: int, max_length: int | None) -> Figu
     """
     sequences = LiveSequences(examples)
     counts = token_counts(sequences, tuple(range(len(examples))), vocab_size)
-    prompts = {prompt_key(example.token_ids, example.loss_mask) for example in examples}
+    prompts = {(prompt_key(e.token_ids, e.loss_mask), e.media and e.media.digest) for e in examples}
     whole = {_key(example) for example in examples}
     return Figures(
         rows=examples.summary.rows,
@@ -277,7 +277,8 @@ def figures(examples: Examples, vocab_size: int, max_length: int | None) -> Figu
 
 def _key(example: Example) -> bytes:
     ids, mask = example.token_ids.numpy().tobytes(), example.loss_mask.numpy().tobytes()
-    return hashlib.sha256(len(mask).to_bytes(8, "big") + mask + ids).digest()
+    images = example.media.digest if example.media is not None else ""
+    return hashlib.sha256(len(mask).to_bytes(8, "big") + mask + ids + images.encode()).digest()
 
 
 def _lengths(examples: Examples) -> Lengths:

@@ -314,6 +314,13 @@ def test_the_command(tmp_path, model):
     assert made["bad"][0]["first"] == [f"{path}:3"]
 
 
+def test_rows_of_a_folder_have_places(tmp_path, model):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(TWO).save_to_disk(tmp_path / "folder")
+    made = json.loads(run(tmp_path / "folder", "--model", model, "--row", f"{tmp_path}/folder[1]", "--json"))
+    assert [(one["row"], one["place"]) for one in made["shown"]] == [(2, f"{tmp_path}/folder[1]")]
+
+
 @pytest.mark.parametrize(
     ("rows", "more", "error", "message"),
     [
@@ -367,12 +374,16 @@ def test_the_tokens_of_an_image_are_shown_as_one(tmp_path):
     tiny_vision.picture(0).save(tmp_path / "0.png")
     parts = [{"type": "image", "image": "0.png"}, {"type": "text", "text": "what?"}]
     asked, answer = {"role": "user", "content": parts}, {"role": "assistant", "content": "a cat"}
-    gone = {"role": "user", "content": [{"type": "image", "image": "1.png"}]}
-    path = write(tmp_path / "d.jsonl", [{"messages": [asked, answer]}, {"messages": [gone, answer]}])
+    gone = {"role": "user", "content": [{"type": "image", "image": "none.png"}]}
+    tiny_vision.picture(1).save(tmp_path / "1.png")
+    other = json.loads(json.dumps([asked, answer]).replace("0.png", "1.png"))
+    rows = [{"messages": turns} for turns in ([asked, answer], [gone, answer], other, other)]
+    path = write(tmp_path / "d.jsonl", rows)
     text = run(path, "--model", target)
+    assert "3; prompts that came before: 1, with the same answer: 1" in text
     assert "<image>×4" in text
     assert "⟦a cat" in text
-    with pytest.raises(DataError, match=r"d.jsonl:2: .*1\.png"):
+    with pytest.raises(DataError, match=r"d.jsonl:2: .*none\.png"):
         run(path, "--model", target, "--row", "2")
 
 

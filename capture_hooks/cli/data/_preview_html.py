@@ -95,7 +95,7 @@ def _figures(found: Figures) -> Iterator[str]:
     left_out = (
         f"{found.left_out:,} left out ({found.left_out / found.rows:.2%})" if found.left_out else "all used"
     )
-    repeated = f"{found.repeated_prompts:,} have a prompt that came before"
+    repeated = f"prompts that came before: {found.repeated_prompts:,}"
     yield _figure("rows", f"{found.rows:,}", left_out)
     yield _figure(
         "sequences", f"{found.sequences:,}", repeated if found.repeated_prompts else "no prompt twice"

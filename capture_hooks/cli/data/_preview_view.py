@@ -110,8 +110,8 @@ def _figures(found: Figures) -> Iterator[tuple[str, str]]:
     yield "rows", f"{found.rows:,}{left_out}"
     repeated = ""
     if found.repeated_prompts:
-        repeated = f"; {found.repeated_prompts:,} have a prompt that came before"
-        repeated += f", {found.repeated:,} of them with the same answer" if found.repeated else ""
+        repeated = f"; prompts that came before: {found.repeated_prompts:,}"
+        repeated += f", with the same answer: {found.repeated:,}" if found.repeated else ""
     yield "sequences", f"{found.sequences:,}{repeated}"
     yield "tokens", f"{found.tokens:,}"
     yield (

@@ -127,6 +127,34 @@ def test_a_left_padded_batch_generates_without_padding_rows(model, implementatio
         same_rows(states.sequence(request).packed, whole(model, tokens))
 
 
+@pytest.mark.parametrize("padding", [0, 2])
+@pytest.mark.parametrize(("family", "implementation"), [("gemma3", None), ("mistral", "static")])
+def test_generate_past_a_window_whose_mask_has_fewer_keys_than_there_were_tokens(
+    family, implementation, padding
+):
+    model = tiny.model(family)
+    assert model.config.get_text_config().sliding_window == 8
+    for length, new in ((5, 12), (20, 4)):
+        ids = prompt(2, length)
+        mask = torch.ones_like(ids)
+        mask[0, :padding] = 0
+        with torch.no_grad(), bind(model, SPEC) as capture:
+            out = model.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+                max_new_tokens=new,
+                cache_implementation=implementation,
+                disable_compile=True,
+            )
+        for request, first in enumerate((padding, 0)):
+            rows = capture.states.sequence(request)
+            assert rows.position.tolist() == list(range(length - first + new - 1))
+            same_rows(rows.packed, whole(model, out[request, first:-1]))
+
+
 def test_chunked_prefill_inside_generate(model):
     ids = prompt(1, 7)
     with torch.no_grad(), bind(model, SPEC) as capture:

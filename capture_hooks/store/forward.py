@@ -204,14 +204,21 @@ def _positions_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _needs_whole_model(model: nn.Module, anatomy: Anatomy, spec: CaptureSpec) -> bool:
-    """Whether a point lies outside the decoder, or the decoder cannot be called apart (compiled code)."""
+    """Whether a point or part of the readout lies outside the decoder, or it cannot be called apart."""
     decoder = set(anatomy.decoder.modules())
     points = (*spec.inputs, spec.target)
     outside = any(point.module is not None for point in points) or (
         anatomy.final_norm is not None and anatomy.final_norm not in decoder
     )
-    return outside or any(
-        "_orig_mod" in module._modules or module._compiled_call_impl is not None for module in model.modules()
+    apart = anatomy.decoder is not anatomy.model and anatomy.readout_gap is None
+    # Compiled code is entered where it was compiled.
+    return (
+        outside
+        or not apart
+        or any(
+            "_orig_mod" in module._modules or module._compiled_call_impl is not None
+            for module in model.modules()
+        )
     )
 
 

@@ -12,13 +12,13 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, slots=True)
 class LengthRule:
-    """How the rows of one forward depend on its longest position, apart from what attention sees.
+    """How the rows of one forward depend on its length, apart from what attention sees.
 
     Attributes:
         switches: numbers of positions; a forward that reaches beyond one computes all its rows otherwise
             than a shorter one does (LongRoPE's original context).
-        separate: beyond this many positions every length has a computation of its own (dynamic NTK
-            scaling); None where there is no such number.
+        separate: a forward that reaches beyond this many positions must hold one sequence, or one more token
+            of it, alone (dynamic NTK scaling); None where there is no such number.
         forget: makes the model forget the longest sequence it has seen; called before a new one.
     """
 
@@ -28,8 +28,6 @@ class LengthRule:
 
     def alike(self, one: int, other: int) -> bool:
         """Whether a sequence of one length may share a forward with, or be padded to, the other."""
-        if one == other:
-            return True
         longest = max(one, other)
         if self.separate is not None and longest > self.separate:
             return False

@@ -17,7 +17,7 @@ from . import probe
 from .drafts import TreeShape
 from .fit import check_head, check_layers, check_length
 from .packed import PackedLinears
-from .request import Request, collect, prepare
+from .request import Request, collect, prepare, stop_at
 from .run import Drafting, Run
 from .stats import DecodeStats, Round
 from .target import Target
@@ -124,7 +124,7 @@ class SpeculativeDecoder:
         """Generate one answer to the prompt ids [N] or [1, N].
 
         ``arguments`` are those of `model.generate`: ``generation_config``, ``do_sample``, ``temperature``,
-        ``eos_token_id``, ``stopping_criteria`` and so on.
+        ``eos_token_id``, ``stopping_criteria``, ``stop_strings`` with ``tokenizer``, and so on.
 
         Raises:
             DecodingError: for a request that cannot be served losslessly.
@@ -144,11 +144,13 @@ class SpeculativeDecoder:
         yield from self.rounds(self.prepare(input_ids, max_new_tokens, **arguments), generator)
 
     def custom_generate(
-        self, *, streamer: Any = None, generator: torch.Generator | None = None
+        self, *, streamer: Any = None, generator: torch.Generator | None = None, tokenizer: Any = None
     ) -> Callable[..., Any]:
         """A callable for ``model.generate(..., custom_generate=decoder.custom_generate())``.
 
-        A streamer goes here: `generate` does not hand its own ``streamer=`` on to such callables.
+        A streamer goes here, and for ``stop_strings=`` the tokenizer: `generate` hands its own ``streamer=``
+        and ``tokenizer=`` on to no such callable, and refuses ``stop_strings`` in a generation config beside
+        one (transformers 5.24, generation/utils.py); `SpeculativeDecoder.generate` takes them there.
         """
 
         def decode(
@@ -158,8 +160,11 @@ class SpeculativeDecoder:
             stopping_criteria: Any,
             generation_config: Any,
             synced_gpus: bool = False,
+            stop_strings: Any = None,
             **model_kwargs: Any,
         ) -> Any:
+            if stop_strings:
+                stopping_criteria = [*stopping_criteria, stop_at(stop_strings, tokenizer)]
             if model is not self.model and model is not self.anatomy.model:
                 raise DecodingError(
                     f"this decoder decodes another model than the {type(model).__name__} whose generate was "
@@ -210,9 +215,11 @@ class SpeculativeDecoder:
         """Decode a prepared request; the first round is the prompt's.
 
         Raises:
-            DecodingError: for a prompt and answer longer than the target's context.
+            DecodingError: for a prompt and answer longer than the target's context, or a target whose class
+                drops what it has read on the way.
         """
         check_length(request, self.target.anatomy)
+        self.target.require_continuation(request.input_ids.shape[1], request.max_length)
         run = Run(self.target, self.head, self._drafting, request, generator)
         # Each step enters and leaves inference mode itself: a generator must not leave it on for its caller.
         yield run.prompt()

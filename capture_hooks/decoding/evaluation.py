@@ -211,6 +211,7 @@ def _both(
     ids = prompt.token_ids[None].to(decoder.target.device)
 
     def plain() -> tuple[Tensor, float]:
+        decoder.anatomy.lengths.forget()
         start = clock()
         out = decoder.model.generate(
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new

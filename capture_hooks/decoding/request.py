@@ -16,17 +16,19 @@ from transformers.generation.stopping_criteria import (
     MaxLengthCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
+    StopStringCriteria,
 )
 
 from ..errors import DecodingError
 from .sampling import Choice
 
-#: Arguments `generate` hands on that change nothing here, or that this loop sets itself.
+#: Arguments `generate` hands on as it would itself, or that the decoding loop sets.
 _IGNORED = {"use_cache", "position_ids", "logits_to_keep", "cache_position"}
+#: Of these, the ones that the decoding loop sets itself.
+_OWN = {"cache", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
 #: What marks image tokens and the like in a multimodal model's prompt; 0 is text.
 _TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
-#: What belongs to a prompt's images.  transformers 5.24 encodes them before the first pass and hands on the
-#: features, and computes M-RoPE's positions [4, B, N]: the sequence's own, then time, height and width.
+#: What belongs to a prompt's images, which transformers 5.24 encodes before the first pass.
 _IMAGES = ("mm_encoder_outputs", *_TOKEN_KINDS)
 _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
@@ -41,9 +43,9 @@ class Request:
         eos: token ids that end the answer.
         choice: processors and sampling.
         criteria: further stopping criteria, asked after every token as `generate` does.
+        inputs: what `generate` hands to the model's ``prepare_inputs_for_generation`` beside ids and cache:
+            the prompt's position ids, the features of its images and so on.
         return_dict: whether the caller wants a `GenerateDecoderOnlyOutput`.
-        images: arguments of the prompt's pass alone, where it shows images.
-        shift: how far the images move the positions of what follows the prompt (M-RoPE).
     """
 
     input_ids: Tensor
@@ -51,9 +53,8 @@ class Request:
     eos: frozenset[int]
     choice: Choice
     criteria: tuple[StoppingCriteria, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
     return_dict: bool = False
-    images: Mapping[str, Any] = field(default_factory=dict)
-    shift: int = 0
 
     def stopped(self, ids: Tensor) -> bool:
         """Whether one of the further criteria ends the answer after ids [1, T]."""
@@ -91,8 +92,7 @@ def collect(
         raise DecodingError("use_cache=False: speculative decoding keeps a key/value cache by its nature")
     if wanted := [name for name in _OUTPUTS if getattr(generation_config, name, None)]:
         raise DecodingError(f"{wanted[0]}=True is not supported: rows of rejected drafts would be mixed in")
-    images, shift = _images(model_kwargs)
-    _check_model_arguments({name: value for name, value in model_kwargs.items() if name not in images})
+    _check_model_arguments(model_kwargs)
     assert generation_config.max_length is not None  # generate has resolved it
     eos = getattr(generation_config, "_eos_token_tensor", None)
     native = (EosTokenCriteria, MaxLengthCriteria)
@@ -102,14 +102,25 @@ def collect(
         eos=frozenset() if eos is None else frozenset(eos.tolist()),
         choice=Choice(logits_processor, bool(generation_config.do_sample)),
         criteria=tuple(c for c in stopping_criteria if not isinstance(c, native)),
+        inputs={k: v for k, v in model_kwargs.items() if v is not None and k not in _OWN},
         return_dict=bool(generation_config.return_dict_in_generate),
-        images=images,
-        shift=shift,
     )
 
 
 def prepare(model: Any, input_ids: Tensor, **arguments: Any) -> Request:
-    """Resolve ``model.generate``'s arguments into a request without decoding."""
+    """Resolve ``model.generate``'s arguments into a request without decoding.
+
+    Raises:
+        DecodingError: for anything that cannot be served losslessly.
+    """
+    # generate does not hand its tokenizer on to a callable, so what needs one is resolved here.
+    tokenizer = arguments.pop("tokenizer", None)
+    if _setting(model, arguments, "token_healing"):
+        raise DecodingError("token_healing=True is not supported: it changes the prompt; heal it beforehand")
+    if stop_strings := _setting(model, arguments, "stop_strings"):
+        given = arguments.get("stopping_criteria") or ()
+        stop = stop_at(stop_strings, tokenizer)
+        arguments |= {"stop_strings": None, "stopping_criteria": StoppingCriteriaList([*given, stop])}
     # Without a mask, generate would guess one by looking for the padding token in the prompt.
     arguments.setdefault("attention_mask", torch.ones_like(input_ids))
     with torch.no_grad():
@@ -118,20 +129,33 @@ def prepare(model: Any, input_ids: Tensor, **arguments: Any) -> Request:
     return request
 
 
-def _images(model_kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """What the prompt's pass is given beside token ids, and `Request.shift`."""
-    if not model_kwargs.get("mm_encoder_outputs"):
-        return {}, 0
-    found = {name: model_kwargs[name] for name in _IMAGES if model_kwargs.get(name) is not None}
-    positions = model_kwargs.get("position_ids")
-    if positions is None or positions.ndim != 3:
-        return found, 0
-    return {**found, "position_ids": positions}, int(positions[1:].max()) + 1 - positions.shape[-1]
+def stop_at(stop_strings: Any, tokenizer: Any) -> StopStringCriteria:
+    """transformers' own criterion for ``stop_strings``.
+
+    Raises:
+        DecodingError: without a tokenizer, or for strings that its vocabulary cannot spell.
+    """
+    if tokenizer is None:
+        raise DecodingError(f"stop_strings={stop_strings!r} needs the target's tokenizer: pass tokenizer=")
+    try:
+        return StopStringCriteria(tokenizer, stop_strings)
+    except ValueError as error:
+        raise DecodingError(f"stop_strings={stop_strings!r}: {error}") from error
+
+
+def _setting(model: Any, arguments: dict[str, Any], name: str) -> Any:
+    """A generation setting by `generate`'s order: the argument, the config given, the model's own config."""
+    if name in arguments:
+        return arguments[name]
+    configs = (arguments.get("generation_config"), getattr(model, "generation_config", None))
+    values = (getattr(config, name, None) for config in configs)
+    return next((value for value in values if value is not None), None)
 
 
 def _check_model_arguments(model_kwargs: dict[str, Any]) -> None:
+    images = _IMAGES if model_kwargs.get("mm_encoder_outputs") else ()
     for name, value in model_kwargs.items():
-        if value is None or name in _IGNORED or _empty(value):
+        if value is None or name in _IGNORED or name in images or _empty(value):
             continue
         if name in ("cache", "past_key_values"):
             if value.get_seq_length() > 0:

@@ -30,6 +30,11 @@ class Drafting:
         """Most rows a draft adds to the head's cache."""
         return self.tokens if self.tree is None else self.tree.depth * self.tree.branch
 
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path of a draft."""
+        return self.tokens if self.tree is None else self.tree.depth
+
 
 class Run:
     """The state of one generation."""
@@ -50,7 +55,7 @@ class Run:
         self._cache = head.new_cache(request.max_length + drafting.rows)
         self._ids: list[int] = request.input_ids[0].tolist()
         # Rows the head has not seen yet: captured states, the tokens after them, the first one's position.
-        self._pending: tuple[Tensor, list[int], int] | None = None
+        self._pending: tuple[list[Tensor], list[int], int] | None = None
         self.finished = False
 
     @torch.inference_mode()
@@ -58,11 +63,11 @@ class Run:
         """Prefill; gives the first token."""
         start = time.perf_counter()
         ids = self._request.input_ids.to(self._target.device)
-        self._target.start(self._request.max_length, self._request.shift)
-        logits, states = self._target.prefill(ids, self._request.images)
+        self._target.start(self._request.max_length, self._request.inputs)
+        logits, states = self._target.prefill(ids)
         choice = self._request.choice
         token = int(choice.pick(choice.scores(logits, [ids]), self._generator)[0])
-        self._pending = (states, [*self._ids[1:], token], 0)
+        self._pending = ([states], [*self._ids[1:], token], 0)
         tokens = self._append([token])
         return Round(tokens, 0, 0, 0, verify_seconds=time.perf_counter() - start)
 
@@ -78,7 +83,8 @@ class Run:
         self._target.commit(draft, accepted)
         gained = [draft.tokens[node - 1] for node in accepted] + [last]
         rows = states if draft.is_chain else states[torch.tensor([0, *accepted], device=states.device)]
-        self._pending = (rows[: len(gained)], gained, len(self._ids) - 1)
+        before, following, first = self._pending or ([], [], len(self._ids) - 1)
+        self._pending = ([*before, rows[: len(gained)]], following + gained, first)
         tokens = self._append(gained)
         depth = max(draft.depths())
         end = time.perf_counter()
@@ -95,10 +101,14 @@ class Run:
     def _draft(self) -> Draft:
         drafting, request = self._drafting, self._request
         room = request.max_length - len(self._ids) - 1  # a round gains one token more than it drafts
+        size = None if drafting.tree is None else drafting.tree.size
+        room = self._target.room(min(room, drafting.depth), size)
         if room < 1:
             return Draft((), ())
         assert self._pending is not None
-        states, following, first = self._pending
+        parts, following, first = self._pending
+        self._pending = None
+        states = torch.cat(parts)
         # The states lie where the target's last layer is; the head may live elsewhere.
         device = self._head.draft_token_ids.device
         tokens = torch.tensor(following, device=device)
@@ -110,7 +120,7 @@ class Run:
         return draft_chain(
             self._head,
             state,
-            min(drafting.tokens, room),
+            room,
             drafting.min_confidence,
             request.choice.warp if sampled else None,
             self._generator,

@@ -95,20 +95,21 @@ RULES = st.builds(
 def test_only_lengths_that_are_computed_alike_share_a_forward(rule, lengths):
     def computation(length):
         """All that the rule lets matter."""
-        beyond = length if rule.separate is not None and length > rule.separate else 0
-        return beyond, frozenset(end for end in rule.switches if length > end)
+        return frozenset(end for end in rule.switches if length > end)
 
     for groups in (grouped(lengths, rule), plan_batches(lengths, range(len(lengths)), 400, rule.alike)):
         assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
         for group in groups:
             assert len({computation(lengths[i]) for i in group}) == 1
+            longest = max(lengths[i] for i in group)
+            assert len(group) == 1 or rule.separate is None or longest <= rule.separate
 
 
 @given(RULES, st.integers(0, 60), st.integers(1, 20))
 def test_as_many_rows_may_follow_as_single_ones_would_be_computed_alike(rule, past, rows):
     most = rule.most_rows(past)
     fits = most is None or rows <= most
-    assert fits == all(rule.alike(past + 1, past + row) for row in range(1, rows + 1))
+    assert fits == (rows == 1 or rule.alike(past + 1, past + rows))
 
 
 def test_a_dynamic_rope_is_read_up_to_its_stretched_context(tmp_path):

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.errors import BindError
 
-from .rope import length_rule
+from .lengths import length_rule
 from .wiring import wiring_of
 
 #: Containers that put one name between a module and its child: torch.compile, activation

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from capture_hooks.errors import BindError
 
-from .rope import rope_types
+from .lengths import rope_types
 
 BATCH, LENGTH = 2, 3  # unequal, so that a transposed stream is noticed
 

@@ -68,6 +68,22 @@ def test_dump_and_train(folder, tmp_path):
         (folder / "kept.png").rename(folder / "2.png")
 
 
+def test_preview(folder):
+    words = ("--model", folder / "model", "--json")
+    shown = json.loads(run("data", "preview", folder / "data.jsonl", *words))
+    assert "images: 8" in json.dumps(shown)
+    # One row is shown whole; one that cannot be used says why.
+    assert "a cat" in run("data", "preview", folder / "data.jsonl", "--model", folder / "model", "--row", 2)
+    rows = [
+        *(folder / "data.jsonl").read_text().splitlines(),
+        '{"messages": [{"role": "user", "content": '
+        '[{"type": "image", "image": "none.png"}]}, {"role": "assistant", "content": "?"}]}',
+    ]
+    (folder / "more.jsonl").write_text("\n".join(rows))
+    with pytest.raises(DataError, match=r"more\.jsonl:9: cannot read the image .*none\.png"):
+        run("data", "preview", folder / "more.jsonl", "--model", folder / "model", "--row", 9)
+
+
 def test_what_is_not_done_with_images_is_refused(folder, tmp_path):
     model, data = folder / "model", folder / "data.jsonl"
     words = ("--model", model, "--data", data, "--out", tmp_path / "dump", "--spec", "post.1")

@@ -51,6 +51,7 @@ class Counts:
         unread: columns that are no part of a conversation, by name.
         whole, by_turn: conversations given as one sequence, and as one for each turn.
         nulls: rows in which a null may have been taken for padding.
+        images: that conversations show.
         notes: see `Notes`.
     """
 
@@ -59,6 +60,7 @@ class Counts:
     whole: int = 0
     by_turn: int = 0
     nulls: int = 0
+    images: int = 0
     notes: Notes = field(default_factory=Notes)
 
 
@@ -316,6 +318,7 @@ class RowEncoder:
             raise RowError(
                 place, "images", "images are not read here: this takes conversations of text alone"
             )
+        self.counts.images += len(conversation.images)
         return Rendering(place, conversation, templates, self._special_spans, self.counts.notes)
 
     def _templates(self) -> ChatTemplates:

@@ -66,6 +66,8 @@ class Summary:
             said.append(f"{_conversations(counts.by_turn)} turn by turn")
         elif counts.whole:
             said.append(f"{_conversations(counts.whole)} with all turns in one sequence each")
+        if counts.images:
+            said.append(f"images: {counts.images:,}; such conversations run one by one")
         if counts.unread:
             said.append("columns not read: " + _listed(counts.unread))
         if notes.unread:

@@ -22,7 +22,7 @@ class PluginError(CaptureHooksError):
 
 
 class ModelError(CaptureHooksError):
-    """A target model that cannot be found or read."""
+    """A target model that cannot be found or read, or that no draft head can serve."""
 
 
 class BindError(CaptureHooksError):

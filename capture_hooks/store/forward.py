@@ -11,24 +11,27 @@ they batch pixels, grids and sizes and in positions (M-RoPE); alone, nothing can
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from ..capture import CaptureSession, bind
 from ..capture.anatomy import Anatomy
-from ..errors import StoreError
+from ..errors import ModelError, StoreError
 from ..spec import CaptureSpec
+from .data import Example
 from .shard import ShardTensors
 
 #: Rows whose logits over the full vocabulary exist at one time.
 LOGIT_ROWS = 512
 #: Tokens of the trial that `Target.check` makes.
 TRIAL_TOKENS = 32
+#: How far two passes over a row may be apart: bfloat16 rounds to 1/256, and experts see other batches.
+_ROUNDING: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class Target:
 
         Raises:
             StoreError: the model's logits are not those of its output layer over its decoder's output.
+            ModelError: its states depend on later tokens.
         """
         tokens = tokens[:TRIAL_TOKENS]
         with self._session:
@@ -148,7 +152,25 @@ class Target:
                 f"alone: at position {at} its greedy token is {int(logits[at].argmax())}, the output layer "
                 f"over the decoder's output gives {int(ours[at])}; this model cannot be dumped"
             )
+        with self._session:
+            check_causal(self._model, lambda ids: _rows(self.capture([ids])), tokens, len(tokens) - 1)
         return widths, target_width
+
+    @torch.inference_mode()
+    def check_images(self, example: Example) -> None:
+        """As `check`, for states of a sequence with images: they depend on no later token that is learnt.
+
+        Raises:
+            ModelError: they do, as under PaliGemma's mask, which lets a whole prompt see itself.
+        """
+        assert example.media is not None
+        inputs = example.media.inputs()
+
+        def run(ids: Tensor) -> Tensor:
+            return _rows(self.capture_images({**inputs, "input_ids": ids[None]}))
+
+        with self._session:
+            check_causal(self._model, run, example.token_ids, last_learnt(example))
 
     def _argmax(self, batch: Tensor, lengths: tuple[int, ...]) -> Tensor:
         """[n] greedy next token after each real row.  Scaling and soft-capping logits keep their order."""
@@ -174,6 +196,44 @@ class Target:
     def _greedy(self, rows: Tensor) -> Tensor:
         """[n] arg-max tokens of the decoder's output [n, H]."""
         return torch.cat([self.anatomy.lm_head(chunk).argmax(-1) for chunk in torch.split(rows, LOGIT_ROWS)])
+
+
+def check_causal(model: nn.Module, run: Callable[[Tensor], Tensor], ids: Tensor, at: int) -> None:
+    """Whether a target looks back only, as what is learnt and served takes for granted.
+
+    Args:
+        model: the target, for the message.
+        run: gives the states [T, C] of token ids [T].
+        ids: a sequence.
+        at: the position of a token that stands for itself; another one is put there.
+
+    Raises:
+        ModelError: a state before ``at`` changes with the token there.
+    """
+    others = ids[:at][ids[:at] != ids[at]]
+    if not len(others):
+        return
+    changed = ids.clone()
+    changed[at] = others[0]
+    before, after = (run(tokens)[:at].float() for tokens in (ids, changed))
+    apart = (before - after).norm(dim=-1) / before.norm(dim=-1).clamp(min=1e-9)
+    if float(apart.max()) > _ROUNDING:
+        raise ModelError(
+            f"{type(model).__name__} reads tokens before they are written: the state at position "
+            f"{int(apart.argmax())} changes by {float(apart.max()):.0%} with the token at {at}; a draft head "
+            "needs a target that only looks back"
+        )
+
+
+def last_learnt(example: Example) -> int:
+    """The last position whose token is learnt."""
+    return int(example.loss_mask.nonzero()[-1])
+
+
+def _rows(captured: Captured) -> Tensor:
+    """The states [T, C] of the first sequence, once they are there."""
+    captured.wait()
+    return captured.states[0]
 
 
 def run_with_images(model: nn.Module, inputs: Mapping[str, Tensor], device: torch.device) -> Any:

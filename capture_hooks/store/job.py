@@ -62,6 +62,8 @@ class DumpJob(Writing):
         fingerprint = TargetFingerprint.of(anatomy)
         stored = stored_dtype(fingerprint.dtype if dtype is None else dtype)
         widths, target_width = self._target.check(examples[0].token_ids)
+        if (seen := next((example for example in examples if example.media is not None), None)) is not None:
+            self._target.check_images(seen)
         manifest = Manifest(
             spec=self._target.spec,
             split_boundaries=tuple(sorted(anatomy.split_boundaries)),

@@ -69,6 +69,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
         TrainingError: for data with nothing to learn, or settings that do not fit the target.
         StoreError: for a dump of another spec or another target.
         DataError: for examples that the target cannot read.
+        ModelError: for examples, and a target whose states depend on later tokens.
         HeadError: for a head to start from that does not fit.
     """
     anatomy = find_anatomy(model)
@@ -96,6 +97,9 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     _train_in_float32(head, anatomy)
     live = not all(isinstance(part, Dump) for part in (data, eval_data) if part is not None)
     capture = LiveCapture(model, spec, anatomy) if live else None
+    for part in (data, eval_data):
+        if capture is not None and part is not None and not isinstance(part, Dump):
+            capture.check(part)
     head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
     ids = head.draft_token_ids.cpu()
     return Setup(

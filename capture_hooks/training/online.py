@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..capture import CaptureSession, LengthRule, bind
 from ..capture.anatomy import Anatomy
 from ..spec import CaptureSpec
-from ..store.forward import run_with_images
+from ..store import Example
+from ..store.forward import TRIAL_TOKENS, check_causal, last_learnt, run_with_images
 
 #: Sequences run together are padded to the longest; the shortest is at least this share of it.
 _ALIKE: Final = 0.75
@@ -63,6 +64,27 @@ class LiveCapture:
             "loss_mask": batch["loss_mask"],
             "starts": batch["starts"],
         }
+
+    def check(self, examples: Sequence[Example]) -> None:
+        """Whether the target looks back only, over the first sequence of text and the first with images.
+
+        Raises:
+            ModelError: it does not.
+        """
+        text = next((example for example in examples if example.media is None), None)
+        seen = next((example for example in examples if example.media is not None), None)
+        if text is not None:
+            tokens = text.token_ids[:TRIAL_TOKENS]
+            check_causal(self.model, lambda ids: self._run([ids])[0][0], tokens, len(tokens) - 1)
+        if seen is not None and seen.media is not None:
+            inputs = seen.media.inputs()
+            run = self._run_with_images
+            check_causal(
+                self.model,
+                lambda ids: run({**inputs, "input_ids": ids[None]})[0],
+                seen.token_ids,
+                last_learnt(seen),
+            )
 
     @torch.no_grad()
     def _run(self, sequences: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:

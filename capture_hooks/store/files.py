@@ -22,8 +22,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes ``path``'s place when the block ends; after an error ``path`` is as it was.
 
     Raises:
-        StoreError: the system refused (permission, space, quota), in one line.
+        StoreError: ``path`` is there and no regular file (a device, which would be gone), or the system
+            refused (permission, space, quota), in one line.
     """
+    if path.exists() and not path.is_file():
+        raise StoreError(f"{path} is no regular file, so no file is put in its place; give another name")
     temporary = path.with_name(path.name + UNFINISHED)
     try:
         with open(temporary, "wb") as file:

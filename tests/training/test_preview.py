@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from capture_hooks.cli.app import build
 from capture_hooks.cli.data._preview_html import page
 from capture_hooks.cli.data._preview_view import show
-from capture_hooks.errors import CaptureHooksError, DataError, ModelError, StoreError
+from capture_hooks.errors import CaptureHooksError, DataError, ModelError
 from capture_hooks.store.data import RowEncoder, TemplateSettings, read_examples, read_rows
 from capture_hooks.testing import tiny, tiny_vision
 from capture_hooks.training.preview import pick, preview, why_not
@@ -335,18 +335,22 @@ def test_rows_of_a_folder_have_places(tmp_path, model):
         (TWO, ["--row", "d.jsonl:1"], DataError, "there is no row 'd.jsonl:1': give a number from 1 to 2"),
         (TWO, ["--max-length", "65"], DataError, "beyond the model's context of 64"),
         (TWO, ["--html", "."], DataError, r"--html \. is a directory"),
-        (TWO, ["--html", "no/such/p.html"], StoreError, "no/such"),
+        (TWO, ["--html", "no/such/p.html"], DataError, "no/such is no directory"),
+        (TWO, ["--html", "PIPE"], DataError, "PIPE is a directory or a device"),
         (TWO, ["--chat-template", "nope"], DataError, "nope"),
         (TWO, ["--model", "no/such"], ModelError, "no/such"),
     ],
 )
 def test_what_cannot_be_shown_is_one_error(tmp_path, model, rows, more, error, message):
     path = write(tmp_path / "d.jsonl", rows)
-    page = tmp_path / "p.html"
+    page, pipe = tmp_path / "p.html", tmp_path / "PIPE"
+    os.mkfifo(pipe)
+    more = [str(pipe) if word == "PIPE" else word for word in more]
     with pytest.raises(error, match=message) as raised:
         run(path, "--model", model, "--html", page, *more)
     assert "\n" not in str(raised.value)
     assert not page.exists()
+    assert pipe.is_fifo()
 
 
 def test_the_data_is_not_replaced_by_the_page(tmp_path, model):

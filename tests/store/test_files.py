@@ -1,0 +1,31 @@
+"""A file takes another's place whole, or nothing happens."""
+
+import os
+
+import pytest
+
+from capture_hooks.errors import StoreError
+from capture_hooks.store.files import replacing
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)  # as /dev/stdout leads to what a process writes to
+    for path in (pipe, link, tmp_path):
+        with pytest.raises(StoreError, match="no regular file"), replacing(path) as file:
+            file.write(b"x")
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_after_an_error_the_old_file_is_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(TypeError), replacing(path) as file:
+        file.writelines([b"new", "no bytes"])
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (b"old", ["file"])
+    with replacing(path) as file:
+        file.write(b"new")
+    assert (path.read_bytes(), os.listdir(tmp_path)) == (b"new", ["file"])

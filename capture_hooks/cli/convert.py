@@ -85,7 +85,7 @@ def convert(
     ] = "marks",
     pickles: Annotated[
         bool,
-        typer.Option("--pickles", help="Open .pt and .ckpt, weights only.", rich_help_panel=_DUMPS),
+        typer.Option("--pickles", help="Open .bin, .pt and .ckpt, weights only."),
     ] = False,
 ) -> None:
     """Write a head or a dump in another library's layout, exactly.
@@ -105,7 +105,6 @@ def convert(
         "--last": last is not None,
         "--masks": masks is not None,
         "--keep-mask": keep_mask != "marks",
-        "--pickles": pickles,
     }
     if wrong := [name for name, given in (dumps_only if head else heads_only).items() if given]:
         kind = "a head (it has a config.json)" if head else "no head (it has no config.json)"
@@ -147,6 +146,7 @@ def convert(
         spec=points,
         tokens=_tokens(data, target),
         accept_unverified=accept_unverified,
+        pickles=pickles,
         force=force,
         overwrite=overwrite,
     )

@@ -38,6 +38,9 @@ def explain(
         list[str] | None,
         typer.Option(help="Must agree: sglang, vllm.v1, sglang==0.5.21; may be repeated."),
     ] = None,
+    pickles: Annotated[
+        bool, typer.Option("--pickles", help="Open .bin, .pt and .ckpt, weights only.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say which states each engine will feed a head, and whether it was trained on them.
@@ -54,6 +57,7 @@ def explain(
         layers=layers,
         written_for=written_for,
         spec=None if spec is None else CaptureSpec.parse(spec),
+        pickles=pickles,
     )
     if subject is None and ids is None:
         raise typer.BadParameter("give a head's or a dump's directory, or --ids")

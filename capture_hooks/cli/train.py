@@ -74,6 +74,9 @@ def train(
         bool,
         typer.Option("--accept-unverified", help="Take what a library's ids mean from its source alone."),
     ] = False,
+    pickles: Annotated[
+        bool, typer.Option("--pickles", help="Open a .bin of --init-from, weights only.")
+    ] = False,
     init_from_target: Annotated[
         bool, typer.Option("--init-from-target", help="Start the head's layer from the target's last layer.")
     ] = False,
@@ -149,6 +152,7 @@ def train(
         init_from=str(init_from) if init_from is not None else None,
         written_for=written_for,
         accept_unverified=accept_unverified,
+        pickles=pickles,
         steps=steps,
         epochs=epochs,
         max_minutes=max_minutes,

@@ -35,6 +35,7 @@ def load_head(
     inputs: CaptureSpec | None = None,
     settings: Mapping[str, Any] | None = None,
     accept_unverified: bool = False,
+    pickles: bool = False,
     check_witness: bool = True,
 ) -> DraftHead:
     """Read a head and check it against itself and against its target.
@@ -50,6 +51,7 @@ def load_head(
             point whose logits it shall learn on: no head computes anything from that.
         settings: of the objective, for a head of another library (ours keeps its own).
         accept_unverified: take a convention that was only read in its library's source.
+        pickles: open files that ``torch.save`` wrote, of another library's head that has no others.
         check_witness: show the target the witness's tokens and compare its states.
 
     Warns:
@@ -64,7 +66,7 @@ def load_head(
     section = read_section(config, str(place))
     anatomy = find_anatomy(model)
     if section is None:
-        head = load_foreign(place, anatomy, spec, written_for, accept_unverified, settings)
+        head = load_foreign(place, anatomy, spec, written_for, accept_unverified, settings, pickles)
         return _ready(_in_order_of(inputs, head, anatomy, str(place)), anatomy)
     check_section(config, section, str(place))
     _check_requested(spec, section, anatomy, str(place))

@@ -139,6 +139,7 @@ def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | Non
         inputs=data.manifest.spec if isinstance(data, Dump) else None,
         settings=config.head_config,
         accept_unverified=config.accept_unverified,
+        pickles=config.pickles,
     )
     if asked is not None:
         _check_asked(asked.absolute(head.target_layers), head, own, config.init_from)

@@ -45,6 +45,7 @@ class TrainConfig:
             ``spec`` is the order of its ``fc`` columns.
         written_for: the library or convention that the layer ids of ``init_from`` were written for.
         accept_unverified: take such a convention also if it was only read in the library's source.
+        pickles: open files of ``init_from`` that ``torch.save`` wrote, where it has no others.
         steps, epochs, max_minutes: the run ends at the first of those given.
         lr, schedule, warmup, min_lr: peak rate, shape, share of the run to warm up in, last share of ``lr``.
         batch_tokens: tokens per optimiser step over all processes and accumulation steps together.
@@ -72,6 +73,7 @@ class TrainConfig:
     init_from: str | None = None
     written_for: str | None = None
     accept_unverified: bool = False
+    pickles: bool = False
     steps: Count | None = None
     epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
     max_minutes: Minutes | None = None

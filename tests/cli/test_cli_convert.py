@@ -147,7 +147,7 @@ def test_a_dump_goes_to_the_dumps_converter(target, tmp_path):
     ("words", "said"),
     [
         (("--to", "eagle", "--last", "normed"), "--last makes no sense there"),
-        (("--to", "eagle", "--ids", "1,2", "--pickles"), "--ids, --pickles makes no sense there"),
+        (("--to", "eagle", "--ids", "1,2", "--masks", "all"), "--ids, --masks makes no sense there"),
         ((), "Missing option '--to'"),
     ],
 )

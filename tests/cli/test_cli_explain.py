@@ -127,7 +127,7 @@ def no_json(place):
         (bomb, "header of 1099511627776 bytes"),
         (truncated, "truncated"),
         (without_a_shard, "model-00002-of-00002.safetensors"),
-        (a_pickle, "never loaded"),
+        (a_pickle, "--pickles"),
         (no_json, "not JSON"),
     ],
 )

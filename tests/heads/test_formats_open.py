@@ -212,7 +212,9 @@ def test_a_bad_index_is_named(head, text):
 def test_pickles_are_refused_with_what_to_do(head):
     place = head(tensors=None)
     (place / "pytorch_model.bin").write_bytes(b"PK")
-    with pytest.raises(HeadError, match=r"but pytorch_model\.bin; pickles are never loaded\. Save"):
+    with pytest.raises(
+        HeadError, match=r"but pytorch_model\.bin; pickles are opened only on request \(--pickles\)"
+    ):
         open_head(place)
 
 

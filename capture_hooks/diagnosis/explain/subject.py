@@ -30,6 +30,7 @@ class Asked:
         layers: its decoder layers.
         written_for: the convention, or library, whose meaning the ids have.
         spec: the states the head was trained on.
+        pickles: open files that ``torch.save`` wrote.
     """
 
     target: str | None = None
@@ -37,6 +38,7 @@ class Asked:
     layers: int | None = None
     written_for: str | None = None
     spec: CaptureSpec | None = None
+    pickles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ def head_subject(directory: str, asked: Asked) -> Subject:
         ModelError: there is no such target, its layers cannot be, or it is named twice.
         SpecError, PluginError: the user's spec or convention cannot be.
     """
-    head = open_head(directory)
+    head = open_head(directory, pickles=asked.pickles)
     facts = _facts(head, asked)
     return Subject("head", directory, head.config, head, head.ids, facts, _trained(head, asked, facts))
 
@@ -109,7 +111,7 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Sub
         ModelError, SpecError, PluginError, ConventionError: as `head_subject`; which convention is not clear.
     """
     place = Path(directory)
-    described = describe(place)
+    described = describe(place, pickles=asked.pickles)
     ours = (place / MANIFEST).exists()
     if ours:
         _check_unsaid(place, ids, asked)

@@ -14,7 +14,7 @@ everything else           without a leading ``model.``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from torch import Tensor
 from ...errors import HeadError
 from ..config import CaptureSection
 from ..files import TensorInfo, check_finite
+from .pickled import read_pickled
 
 #: *capture-hooks*: with a capture section.  *speculators*: with ``speculators_model_type``.  *eagle*:
 #: ``midlayer.*`` (SafeAILab/EAGLE, SpecForge).  *modelopt*: ``layers.0.*`` beside a plain config (ModelOpt).
@@ -62,9 +63,27 @@ class Stored:
     name: str
 
 
+def read_stored(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Tensors of one file by the names they have in it, on the CPU, bits as in the file.
+
+    Raises:
+        HeadError: it is damaged, or changed since it was looked into.
+    """
+    if path.suffix != ".safetensors":
+        held = read_pickled(path)
+        if lost := [name for name in names if name not in held]:
+            raise HeadError(f"{path} was changed while it was read: {lost[0]} is gone")
+        return {name: held[name] for name in names}
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in names}
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"{path} is damaged, truncated or no safetensors file: {error}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class RawHead:
-    """A head's directory, read from its config and its safetensors headers alone.
+    """A head's directory, read from its config and its files' headers alone.
 
     Attributes:
         layout: whose names and nesting it has.
@@ -99,12 +118,8 @@ class RawHead:
         """
         found: dict[str, Tensor] = {}
         for path in sorted({stored.file for stored in self.names.values()}):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for canonical, stored in self.names.items():
-                        if stored.file == path:
-                            found[canonical] = file.get_tensor(stored.name)
-            except (OSError, SafetensorError) as error:
-                raise HeadError(f"{path} is damaged, truncated or no safetensors file: {error}") from None
+            here = {name: stored.name for name, stored in self.names.items() if stored.file == path}
+            tensors = read_stored(path, tuple(here.values()))
+            found |= {name: tensors[own] for name, own in here.items()}
         check_finite(found, str(self.directory))
         return found

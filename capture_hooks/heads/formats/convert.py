@@ -60,6 +60,7 @@ def convert_head(
     spec: CaptureSpec | None = None,
     tokens: Sequence[Sequence[int]] | None = None,
     accept_unverified: bool = False,
+    pickles: bool = False,
     force: bool = False,
     overwrite: bool = False,
 ) -> Conversion:
@@ -75,6 +76,7 @@ def convert_head(
         spec: the source's inputs, in the order of ``fc``'s columns.
         tokens: token ids for the witness of our own layout.
         accept_unverified: use a convention that was only read in its library's source.
+        pickles: open files that ``torch.save`` wrote, where the source has no others.
         force: write a file that loses something, with the losses in it.
         overwrite: replace a head at ``destination``.
 
@@ -83,7 +85,7 @@ def convert_head(
         ConventionError: its ids mean nothing, or nothing verified, in the convention given.
     """
     layout, place = layout_named(to), Path(destination)
-    raw = open_head(source)
+    raw = open_head(source, pickles=pickles)
     if place.resolve() == raw.directory.resolve():
         raise HeadError(f"{place} is the source itself; choose another place")
     if raw.layout == layout == "capture-hooks":

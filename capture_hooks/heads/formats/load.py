@@ -24,6 +24,7 @@ def load_foreign(
     written_for: str | None,
     unverified: bool,
     settings: Mapping[str, Any] | None,
+    pickles: bool,
 ) -> DraftHead:
     """A head of another library for a target, in its own precision; see `load_head` for the arguments.
 
@@ -33,7 +34,9 @@ def load_foreign(
     Raises:
         HeadError: see `settle.settle`; or our head would compute something else.
     """
-    draft = settle(open_head(directory), Target.of_anatomy(anatomy), written_for, spec, unverified)
+    draft = settle(
+        open_head(directory, pickles=pickles), Target.of_anatomy(anatomy), written_for, spec, unverified
+    )
     draft.spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
     if losses := (*draft.losses, *cannot_say(draft)):
         raise HeadError(f"{directory} cannot be used as it is: {'; '.join(losses)}")

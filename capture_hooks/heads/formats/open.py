@@ -32,24 +32,25 @@ _NUMBERS: Final = (
 )
 
 
-def open_head(directory: str | os.PathLike[str]) -> RawHead:
+def open_head(directory: str | os.PathLike[str], *, pickles: bool = False) -> RawHead:
     """Read what a head's directory says of itself, in whichever library's layout.
 
     Values of the wrong type are kept and named in ``problems``: a report can show them.
 
     Args:
         directory: holds ``config.json`` and safetensors files.
+        pickles: open files that ``torch.save`` wrote, where there are no others.
 
     Raises:
         HeadError: it is no head (no config, no draft layer), a file is missing, damaged or not what it seems,
-            only pickles are there, or two tensors have the same canonical name.
+            only pickles are there (without ``pickles``), or two tensors have the same canonical name.
     """
     place = Path(directory)
     config = read_config(place)
     section = read_section(config, str(place))
     names: dict[str, Stored] = {}
     tensors: dict[str, TensorInfo] = {}
-    on_disk = find_tensors(place)
+    on_disk = find_tensors(place, pickles)
     for name, (stored, info) in on_disk.items():
         short = canonical(name)
         if short in names:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import StoreError
-from . import pickles
+from .. import pickles
 from .contract import Meaning, NormState, Plan, Rows, Source
 from .files import FileSource, marks, numbered, states, tensor_in, token_ids
 from .saving import Copies, save_dict, saved

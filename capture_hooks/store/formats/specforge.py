@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ...errors import StoreError
-from . import pickles
+from .. import pickles
 from .contract import Facts, Meaning, Plan, Rows, Source
 from .files import FileSource, marks, numbered, states, tensor_in, token_ids
 from .saving import Copies, save_dict, saved

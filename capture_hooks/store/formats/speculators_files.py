@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
-from . import pickles
+from .. import pickles
 from .contract import Meaning, Plan, Rows, Source
 from .files import FileSource, marks, numbered, states, tensor_in, token_ids
 from .saving import Copies, save_dict, saved

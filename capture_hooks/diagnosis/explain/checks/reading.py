@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ....errors import HeadError
 from ....heads.formats import RawHead
+from ....heads.formats.contract import read_stored
 
 
 def tensor(head: RawHead, name: str) -> Tensor:
@@ -16,9 +15,4 @@ def tensor(head: RawHead, name: str) -> Tensor:
         HeadError: its file is damaged.
     """
     stored = head.names[name]
-    try:
-        with safe_open(stored.file, framework="pt") as file:
-            found: Tensor = file.get_tensor(stored.name)
-    except (OSError, SafetensorError) as error:
-        raise HeadError(f"{stored.file} is damaged, truncated or no safetensors file: {error}") from None
-    return found
+    return read_stored(stored.file, (stored.name,))[stored.name]

@@ -1,6 +1,6 @@
 """Files that ``torch.save`` wrote, opened without trust: looked through first, then ``weights_only=True``.
 
-A dump's file is a zip of stored (not compressed) tensors and one small pickle that says how they belong
+Such a file is a zip of stored (not compressed) tensors and one small pickle that says how they belong
 together.  That pickle is read opcode by opcode, which runs nothing, and may name tensors, their storages and
 nothing else; only then is it loaded, with the tensors mapped into memory.
 """
@@ -19,18 +19,18 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...errors import StoreError
-from ..files import check_regular
+from ..errors import StoreError
+from .files import check_regular
 
-#: A dict of a few tensors takes under 2 KiB.
+#: A dict of a few tensors takes under 2 KiB, of a head's some 10.
 _PICKLE_BYTES: Final = 2**20
-#: Random mantissas do not compress; anything beyond this many times its size is no dump of states.
+#: Random mantissas do not compress; anything beyond this many times its size is no file of tensors.
 _INFLATION: Final = 20
 _INFLATED_BYTES: Final = 64 * 2**20
 _READ: Final = 2**20
 _ALLOWED: Final = re.compile(
-    r"torch\._utils _rebuild_tensor_v[23]|torch(\.storage)? \w+Storage|torch (float8_\w+|uint\d+)|"
-    r"collections OrderedDict"
+    r"torch\._utils _rebuild_(tensor_v[23]|parameter)|torch(\.storage)? \w+Storage|"
+    r"torch (float8_\w+|uint\d+)|collections OrderedDict"
 )
 
 
@@ -63,7 +63,7 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:  # whatever a malformed file makes torch raise
         raise StoreError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
     if not isinstance(found, dict):
-        raise StoreError(f"{path} holds a {type(found).__name__}, not the dict of tensors of a dump")
+        raise StoreError(f"{path} holds a {type(found).__name__}, not a dict of tensors")
     size = path.stat().st_size if isinstance(content, Path) else len(content.getbuffer())
     for name, value in found.items():
         for tensor in value if isinstance(value, list | tuple) else [value]:
@@ -88,8 +88,8 @@ def _inflated(path: Path) -> io.BytesIO:
                 content.write(chunk)
                 if content.tell() > limit:
                     raise StoreError(
-                        f"{path} unpacks to more than {_INFLATION} times its size: states do not compress "
-                        "like that, so it is no dump"
+                        f"{path} unpacks to more than {_INFLATION} times its size: numbers do not compress "
+                        "like that"
                     )
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise StoreError(f"{path} is damaged: {error}") from None
@@ -134,7 +134,7 @@ def _strings(path: Path, pickle: bytes) -> frozenset[str]:
     for opcode, argument, _ in pickletools.genops(pickle):
         if opcode.name == "GLOBAL" and isinstance(argument, str) and not _ALLOWED.fullmatch(argument):
             raise StoreError(
-                f"{path} names {argument.replace(' ', '.')}: a dump's pickle names nothing but tensors, so "
+                f"{path} names {argument.replace(' ', '.')}: a file of tensors names nothing else, so "
                 "it was not loaded"
             )
         if opcode.name in ("STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4"):

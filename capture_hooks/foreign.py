@@ -52,15 +52,16 @@ def read_text(path: Path, what: str, kind: type[CaptureHooksError]) -> str:
         kind: there is no such file, it cannot be read, or it is not UTF-8.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise kind(f"cannot read {what} {path}: it is no regular file")
-        return path.read_text(encoding="utf-8")
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.read_text(encoding="utf-8")
+        why = "it is no regular file"
     except UnicodeDecodeError as error:
-        raise kind(
-            f"cannot read {what} {path}: it is not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a null byte
-        raise kind(f"cannot read {what} {path}: {getattr(error, 'strerror', None) or error}") from error
+        why = f"it is not UTF-8 text ({error.reason} at byte {error.start})"
+    except OSError as error:
+        why = error.strerror or str(error)
+    except ValueError as error:  # a name with a null byte
+        why = str(error)
+    raise kind(f"cannot read {what} {path}: {why}")
 
 
 def parse_json(text: str | bytes, where: str, kind: type[CaptureHooksError]) -> Any:

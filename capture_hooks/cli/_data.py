@@ -23,7 +23,7 @@ Data = Annotated[
         "or a data set's name on the hub."
     ),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Take only the first rows.")]
+Limit = Annotated[int | None, typer.Option(min=1, max=10**12, help="Take only the first rows.")]
 Split = Annotated[str | None, typer.Option(help="Split of a `datasets` folder or data set.")]
 ChatTemplate = Annotated[
     str | None,

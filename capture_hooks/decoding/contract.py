@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from ..spec import CaptureSpec
 from ..store.contract import CaptureEngine, SequenceStates
@@ -90,6 +90,10 @@ class DecodingEngine(Protocol):
     def margin(self, prompt: Sequence[int], answer: Sequence[int]) -> Margin:
         """How sure the choice of the token behind ``answer`` is, the beginning of this engine's own."""
         ...
+
+
+#: Scores divided by a smaller temperature may pass float32's largest number.
+LEAST_TEMPERATURE: Final = 1e-30
 
 
 @dataclass(frozen=True, slots=True)

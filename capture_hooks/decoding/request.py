@@ -20,6 +20,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from ..errors import DecodingError
+from .contract import LEAST_TEMPERATURE
 from .sampling import Choice
 
 #: Arguments `generate` hands on as it would itself, or that the decoding loop sets.
@@ -80,6 +81,12 @@ def collect(
         raise DecodingError(
             f"generation mode {mode.value!r} is not supported: only greedy search and sampling "
             "of one sequence are (num_beams=1, no assistant, no contrastive search)"
+        )
+    temperature = generation_config.temperature
+    if mode is GenerationMode.SAMPLE and temperature is not None and temperature < LEAST_TEMPERATURE:
+        raise DecodingError(
+            f"temperature {temperature} is so small that scores divided by it are infinite; "
+            "decode greedily instead"
         )
     if input_ids.shape[0] != 1:
         raise DecodingError(

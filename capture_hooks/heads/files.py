@@ -58,6 +58,9 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise HeadError(f"{path} cannot be read: {error}") from None
     try:
         document = json.loads(text)
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise HeadError(f"{path} holds text that is no Unicode (half of a surrogate pair)") from None
     except (ValueError, RecursionError) as error:
         raise HeadError(f"{path} is not JSON: {str(error) or 'it is nested too deep'}") from None
     if not isinstance(document, dict):

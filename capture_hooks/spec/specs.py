@@ -108,7 +108,8 @@ class CaptureSpec:
             if isinstance(document, str):
                 read = _Document.model_validate_json(document)
             else:
-                read = _Document.model_validate(dict(document))
+                plain = dict(document) if isinstance(document, Mapping) else document
+                read = _Document.model_validate(plain)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"]) or "document"

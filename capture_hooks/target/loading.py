@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ..errors import ModelError
+from ..foreign import calling, told
 from .adapter import merged
 from .location import Location, locate
-from .reading import reading, told, transformers_here
+from .reading import reading, transformers_here
 from .skeleton import is_multimodal, model_class, read_config
 
 if TYPE_CHECKING:
@@ -109,12 +110,10 @@ def _usable(device: str | None) -> str:
     """The device, tried out; this process's own where none is named."""
     if device is None:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
-    try:
+    with calling(f"cannot use the device {device!r}", ModelError):
         if torch.device(device).type == "cuda":
             torch.cuda.set_device(torch.device(device).index or 0)
         torch.empty(0, device=device)
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise ModelError(f"cannot use the device {device!r}: {str(error).splitlines()[0]}") from None
     return device
 
 

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any
 
-from ..errors import CaptureHooksError, ModelError
-
-#: Errors whose text says what happened without their name.
-_SPEAKING: Final = (OSError, ValueError, ImportError)
+from ..errors import ModelError
+from ..foreign import calling
 
 
-@contextmanager
-def reading(model: str) -> Iterator[None]:
+def reading(model: str) -> AbstractContextManager[None]:
     """Reading what ``model`` names.
 
     Raises:
         ModelError: for whatever a missing, damaged or unknown model makes these libraries raise.
     """
-    try:
-        yield
-    except CaptureHooksError:
-        raise
-    except Exception as error:  # a damaged file ends in errors of any class
-        raise ModelError(f"cannot load the model {model}: {told(error)}") from error
+    return calling(f"cannot load the model {model}", ModelError)
 
 
 def transformers_here() -> Any:
@@ -40,10 +31,3 @@ def transformers_here() -> Any:
             raise
         raise ModelError("reading a model needs transformers: pip install transformers") from None
     return transformers
-
-
-def told(error: Exception) -> str:
-    """The first line of an error's text, with the error's name where the text alone says little."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
-    speaking = isinstance(error, _SPEAKING) and not isinstance(error, UnicodeError)
-    return first if speaking else f"{type(error).__name__}: {first}"

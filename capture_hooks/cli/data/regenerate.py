@@ -55,7 +55,7 @@ def regenerate(
     chat_template: ChatTemplate = None,
     template_arguments: TemplateArgument = None,
     bad_rows: BadRows = "error",
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered at a time.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, max=100_000, help="Prompts answered at a time.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")] = None,
     estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,

@@ -294,6 +294,7 @@ class Regeneration:
                 if not counts["rows"]:
                     why = [f"{count} answers {reason}" for reason, count in cut.items()]
                     why += [f"{one.count} rows with {one.reason}" for one in bad.found()]
+                    partial(self.out).unlink(missing_ok=True)  # the same settings would end here again
                     raise DataError(f"{self.out}: no row is left: {', '.join(why)}")
             made = Regenerated(
                 self.survey.rows,

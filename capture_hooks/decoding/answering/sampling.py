@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ...errors import DecodingError, ModelError
 from ...target import load_config, locate
-from ..contract import Sampling
+from ..contract import LEAST_TEMPERATURE, Sampling
 
 #: Of a generation config: what every engine does alike, and what concerns no choice of a token.
 _CHOICES: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -109,6 +109,8 @@ def _check(sampling: Sampling) -> None:
         "min_p": (0, 1, sampling.min_p),
         "top_k": (1, 2**31, sampling.top_k if sampling.top_k is not None else 1),
     }
+    if 0 < sampling.temperature < LEAST_TEMPERATURE:
+        raise DecodingError(f"temperature {sampling.temperature} is too small to divide by; 0 is greedy")
     for name, (low, high, value) in bounds.items():
         if not low <= value <= high:
             raise DecodingError(f"{name} {value} is not between {low:g} and {high:g}")

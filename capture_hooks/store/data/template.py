@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DataError
+from ...foreign import read_text
 from .rows import RowError
 
 if TYPE_CHECKING:
@@ -228,15 +229,6 @@ def read_template(given: str) -> str:
     Raises:
         DataError: the file is not readable text.
     """
-    path = Path(given)
-    if not path.exists() and re.fullmatch(r"[\w-]+", given):
+    if re.fullmatch(r"[\w-]{1,100}", given) and not Path(given).exists():
         return given
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"the chat template {given} is not UTF-8 text ({error.reason} at byte {error.start})"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise DataError(f"cannot read the chat template {given}: {reason}") from None
+    return read_text(Path(given), "the chat template", DataError)

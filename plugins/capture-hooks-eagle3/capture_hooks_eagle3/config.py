@@ -71,7 +71,7 @@ class Eagle3Config:
     kv_heads: Size | None = None
     head_dim: Size | None = None
     intermediate_size: Size | None = None
-    rms_norm_eps: Annotated[float, Field(ge=0)] | None = None
+    rms_norm_eps: Annotated[float, Field(ge=0, le=1)] | None = None
     rope: Mapping[str, Any] | None = None
     max_position_embeddings: Size | None = None
     norm_before_residual: bool = False
@@ -82,7 +82,7 @@ class Eagle3Config:
     steps: Annotated[int, Field(ge=1, le=1000)] = 4
     step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     outside: Literal["skip", "renormalise"] = "skip"
-    feature_noise: Annotated[float, Field(ge=0)] = 0.1
+    feature_noise: Annotated[float, Field(ge=0, le=100)] = 0.1
 
     scale_inputs: bool = True
     lm_head_init: Literal["target", "random"] = "target"

@@ -237,6 +237,7 @@ GOOD = '{"prompt_ids": [1], "answer_ids": [2]}\n'
         ("", "is an empty data set"),
         ("\n\n", "is an empty data set"),
         (GOOD + '{"messages": [', "d.jsonl:2: malformed JSON"),
+        ("[1]\n" + GOOD, "d.jsonl:1: a record is a JSON object, not [1]"),
         (GOOD + "7\n", "d.jsonl:2: a record is a JSON object, not 7"),
         (GOOD + "{}\n", "d.jsonl:2: nothing to read in a record of [];"),
         ('{"input_ids": [1]}', "d.jsonl:1: nothing to read in a record of ['input_ids']"),

@@ -171,7 +171,7 @@ def test_what_the_reader_met_is_shown(model, tmp_path):
     assert "columns not read: id (2)" in shown
     assert "left out 1 of 3 rows (33.33%)" in shown
     assert f"1 x not a conversation: first {path}:2" in shown
-    assert "2 conversations with all turns in one sequence each" in shown
+    assert "2 conversations, each in one sequence with all its turns" in shown
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -90,12 +91,27 @@ def _json(path: Path) -> Iterator[Row | RowError]:
     first = next(lines, None)
     if first is None:
         return
-    if not isinstance(first, RowError) and first[1].lstrip().startswith("["):
-        yield from _array(path, first[1], lines)
+    second = next(lines, None)
+    rest = lines if second is None else chain([second], lines)
+    if not isinstance(first, RowError) and _opens_array(first[1], alone=second is None):
+        yield from _array(path, first[1], rest)
         return
     yield _row(first)
-    for line in lines:
+    for line in rest:
         yield _row(line)
+
+
+def _opens_array(line: str, *, alone: bool) -> bool:
+    """Whether a file's first line begins an array of rows: one that is whole is a line of JSON lines."""
+    if not line.lstrip().startswith("["):
+        return False
+    try:
+        json.loads(line)
+    except ValueError:
+        return True
+    except RecursionError:
+        return alone
+    return alone
 
 
 def _array(path: Path, first: str, lines: Iterator[tuple[str, str] | RowError]) -> Iterator[Row | RowError]:

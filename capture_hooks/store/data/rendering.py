@@ -124,6 +124,9 @@ class Rendering:
             self._check_reasoning(turn, answered)
             start, end = len(prompt), self._end(turn, answered, len(prompt))
             text = answered[:end]
+            if not marks:
+                text += self._ended_by_the_next_turn(turn, text)
+                end = len(text)
         else:
             text, start, marks = self._written_by_the_target(turn, prompt, answered), len(prompt), ()
             end = len(text)
@@ -170,6 +173,21 @@ class Rendering:
         if ended and "".join(answered[common:].split()) == written:
             return inside[-1][1]
         return last
+
+    def _ended_by_the_next_turn(self, turn: int, text: str) -> str:
+        """The special token that begins the next turn, where the target ends its own with it (GLM-4.5)."""
+        after = self._messages[: turn + 2]
+        if len(after) < turn + 2 or any(end == len(text) for _, end in self._specials(text)):
+            return ""
+        try:
+            further = self._render(after)[0]
+        except RowError:
+            return ""
+        common = _common(text, further)
+        if common < len(text):  # the template has removed the turn's thought, now that it is history
+            visible = _text_of(self.conversation.messages[turn]).rpartition("</think>")[2].strip()
+            common = further.find(visible, common) + len(visible) if visible in further[common:] else -1
+        return next((further[first:end] for first, end in self._specials(further) if first == common), "")
 
     def _written_by_the_target(self, turn: int, prompt: str, answered: str) -> str:
         """Prompt and answer where the prompt is not how the answered conversation begins.

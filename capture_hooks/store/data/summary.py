@@ -65,7 +65,7 @@ class Summary:
         elif counts.by_turn:
             said.append(f"{_conversations(counts.by_turn)} turn by turn")
         elif counts.whole:
-            said.append(f"{_conversations(counts.whole)} with all turns in one sequence each")
+            said.append(f"{_conversations(counts.whole)}, each in one sequence with all its turns")
         if counts.images:
             said.append(f"images: {counts.images:,}; such conversations run one by one")
         if counts.unread:

@@ -66,6 +66,7 @@ def offline_acceptance(
     try:
         with torch.no_grad():
             for done, (ids, mask) in enumerate(sequences, start=1):
+                capture.anatomy.lengths.forget()
                 with capture:
                     capture.run(input_ids=ids[None].to(device), stop=True)
                 states = capture.states

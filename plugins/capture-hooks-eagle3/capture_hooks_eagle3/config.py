@@ -12,8 +12,12 @@ from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.errors import HeadError
 from capture_hooks.settings import check_fields
 
+from .rope import PER_PAIR
+
 #: What transformers' configurations call the longest sequence.
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+#: How the names begin of layers that see a part of the context, or a summary of it.
+_PARTLY = ("sliding", "chunked", "linear", "local")
 
 
 #: More than any tensor has.
@@ -43,7 +47,8 @@ class Eagle3Config:
         intermediate_size: width of the SwiGLU MLP.
         rms_norm_eps: epsilon of every norm; 1e-6 for a target that names none.
         rope: RoPE settings as transformers writes them (``rope_type``, ``rope_theta``, ...).  A
-            target without RoPE gives the head ``default`` with theta 10000, RoPE's original value.
+            target without RoPE gives the head ``default`` with theta 10000, RoPE's original value; one whose
+            settings hold for a part of each attention head's channels gives it ``default`` with its theta.
         max_position_embeddings: longest sequence the head is meant for.
         norm_before_residual: layer 0's residual is ``hidden_norm(h)`` instead of ``h``.
         norm_before_fc: one RMSNorm over the whole concatenation before ``fc`` (``input_norm``).
@@ -122,31 +127,26 @@ class Eagle3Config:
         Raises:
             HeadError: naming a setting that the target's configuration does not give.
         """
-        target = _text_config(anatomy)
+        text = _text_config(anatomy)
+        target = _layer_config(text)
         heads = self.heads or _read(target, "heads", "num_attention_heads", "n_head", "n_heads")
         head_dim = self.head_dim or getattr(target, "head_dim", None) or anatomy.hidden_size // heads
         kv_heads = self.kv_heads or getattr(target, "num_key_value_heads", None) or heads
         if heads % kv_heads:
             kv_heads = heads
+        head_dim += head_dim % 2
         return replace(
             self,
             heads=heads,
             kv_heads=kv_heads,
-            head_dim=head_dim + head_dim % 2,
+            head_dim=head_dim,
             intermediate_size=self.intermediate_size
             or _int(getattr(target, "intermediate_size", None))
             or 4 * anatomy.hidden_size,
             rms_norm_eps=self.rms_norm_eps or _norm_eps(target),
-            rope=dict(self.rope) if self.rope is not None else _rope(target),
+            rope=dict(self.rope) if self.rope is not None else _rope(text, head_dim),
             max_position_embeddings=self.max_position_embeddings
-            or _read(
-                target,
-                "max_position_embeddings",
-                "max_position_embeddings",
-                "n_positions",
-                "max_seq_len",
-                "seq_length",
-            ),
+            or _read(target, "max_position_embeddings", *_LENGTHS),
         )
 
 
@@ -155,6 +155,26 @@ def _text_config(anatomy: Anatomy) -> Any:
     if config is not None and hasattr(config, "get_text_config"):
         return config.get_text_config(decoder=True)
     return config
+
+
+def _kind_of_layer(config: Any) -> str | None:
+    """Of a target with several types of layer the one the head is like: it attends to the whole context."""
+    kinds = dict.fromkeys(getattr(config, "layer_types", None) or ())
+    whole = [kind for kind in kinds if "attention" in kind and not kind.startswith(_PARTLY)]
+    return next((kind for kind in ("full_attention", *whole) if kind in kinds), None)
+
+
+def _layer_config(config: Any) -> Any:
+    """The settings of the last such layer where they vary by layer, as in Gemma 4; else those of all layers.
+
+    transformers 5.24 lets no setting that varies be read from the whole configuration
+    (integrations/heterogeneity/configuration_utils.py).
+    """
+    if not getattr(config, "is_heterogeneous", False):
+        return config
+    kinds, kind = list(getattr(config, "layer_types", None) or ()), _kind_of_layer(config)
+    like = [k for k, found in enumerate(kinds) if found == kind]
+    return config.per_layer_config[like[-1] if like else config.num_hidden_layers - 1]
 
 
 def _int(value: Any) -> int | None:
@@ -179,20 +199,26 @@ def _norm_eps(config: Any) -> float:
     return 1e-6
 
 
-def _rope(config: Any) -> dict[str, Any]:
+def _rope(config: Any, head_dim: int) -> dict[str, Any]:
     """The target's RoPE settings; those of its full-attention layers where they differ by layer.
+
+    A head turns all its channels.  Of a target that turns a part of them, settings that were made for that
+    part (LongRoPE's factor for each pair, as in Phi-4-mini; Gemma 4's ``proportional``) are left out: the
+    head takes ``default`` with the target's theta.
 
     Of an M-RoPE target (Qwen2.5-VL) the head keeps one axis, the row's number: without ``mrope_section`` in
     its config SGLang 0.5.23 counts rows (``models/llama_eagle3.py``), and vLLM 0.32 takes the target's first
     axis, which is the same in text (``v1/spec_decode/llm_base_proposer.py``, ``_set_positions``).
     """
     settings = getattr(config, "rope_parameters", None) or {}
-    by_kind = [value for value in settings.values() if isinstance(value, Mapping)]
-    if by_kind:
-        settings = settings.get("full_attention", by_kind[0])
+    if by_kind := {kind: value for kind, value in settings.items() if isinstance(value, Mapping)}:
+        settings = by_kind.get(_kind_of_layer(config) or "", next(iter(by_kind.values())))
     rope = {
         key: value for key, value in settings.items() if key not in ("mrope_section", "partial_rotary_factor")
     }
+    per_pair = [rope[key] for key in PER_PAIR if isinstance(rope.get(key), list)]
+    if any(len(factors) != head_dim // 2 for factors in per_pair) or rope.get("rope_type") == "proportional":
+        rope = {key: value for key, value in rope.items() if key == "rope_theta"}
     if rope.get("rope_type", "default") in ("mrope", "default"):
         rope["rope_type"] = "default"
     rope.setdefault("rope_theta", getattr(config, "rope_theta", None) or 10000.0)

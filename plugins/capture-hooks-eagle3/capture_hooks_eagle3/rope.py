@@ -15,6 +15,9 @@ from torch import Tensor
 
 from capture_hooks.errors import HeadError
 
+#: Settings of LongRoPE with one factor for each pair of channels that is turned.
+PER_PAIR = ("short_factor", "long_factor")
+
 
 def inverse_frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: int) -> tuple[Tensor, float]:
     """Inverse frequencies [head_dim // 2] in float64 and the factor on cosines and sines.
@@ -24,10 +27,18 @@ def inverse_frequencies(rope: Mapping[str, Any], head_dim: int, max_positions: i
     type depends on length).
 
     Raises:
-        HeadError: for a type nobody knows, or one that needs transformers where it is missing.
+        HeadError: for a type nobody knows, one that needs transformers where it is missing, or factors for
+            another number of channels.
     """
     kind = str(rope.get("rope_type", rope.get("type", "default")))
     theta = float(rope.get("rope_theta", 10000.0))
+    for key in PER_PAIR:
+        factors = rope.get(key)
+        if isinstance(factors, list) and len(factors) != head_dim // 2:
+            raise HeadError(
+                f"RoPE type {kind!r}: {key} lists {len(factors)} factors, but a head of head_dim {head_dim} "
+                f"turns {head_dim // 2} pairs of channels; give rope settings made for the head"
+            )
     plain = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     if kind == "default":
         return plain, 1.0

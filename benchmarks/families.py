@@ -1,20 +1,26 @@
-"""Every causal language model registered in transformers, shrunk, against the anatomy plugin.
+"""Every causal language model registered in transformers, shrunk: anatomy, decoding, ragged batches.
 
-    python benchmarks/families.py [MODEL_TYPE ...] [--json FILE]
+    python benchmarks/families.py [MODEL_TYPE ...] [--write] [--json FILE]
 
-prints one line per ``model_type``:
+prints one line per ``model_type``, with a verdict of each part:
 
-* ``ok``: every boundary, the final norm and the logits equal a run by hand;
-* ``ok, gap``: the same, but the model does more between stream and logits than a scaled head (reason shown);
-* ``refused``: an explicit `BindError` (reason shown);
-* ``WRONG``: the anatomy was found and is not what it claims; the exit code is then 1;
-* ``not built``: the config could not be shrunk here; ``not run``: the model does not run on token ids alone.
+* anatomy: every boundary, the final norm and the logits against a run by hand; with ``gap`` the model does
+  more between stream and logits than a scaled head;
+* decoding: greedy speculative decoding against `model.generate`, prompt and answer crossing every window and
+  limit of the config (`families_run.decodes`);
+* batches: a dump of ragged sequences, and capture while training, against each sequence alone
+  (`families_run.dumps`);
+* the last two again under LongRoPE and under a dynamic RoPE, where the family has a RoPE to scale.
+
+``ok``; ``refused``: an explicit error of ours (reason shown); ``WRONG`` or ``CRASH``: the exit code is then
+1; ``not built``: the config could not be shrunk here; ``not run``: it does not run on token ids alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import copy
 import inspect
 import json
 import sys
@@ -25,6 +31,7 @@ from typing import Any
 import torch
 import transformers
 from capture_hooks_transformers.provider import TransformersAnatomy
+from families_run import decodes, dumps
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -35,6 +42,9 @@ from capture_hooks.errors import BindError
 from capture_hooks.testing.anatomy_check import check_anatomy
 from capture_hooks.testing.tiny import randomise
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "families.md"
+PARTS = ("anatomy", "decoding", "batches", "longrope", "dynamic")
+BAD = ("WRONG", "CRASH")
 LAYERS = 4
 # Small value <- names of fields; a field is set only where the family's default config has it as a number.
 _SMALL: list[tuple[int, str]] = [
@@ -47,19 +57,24 @@ _SMALL: list[tuple[int, str]] = [
     (LAYERS, "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers depth"),
     (LAYERS, "num_decoder_layers num_encoder_layers num_global_layers"),
     (4, "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads"),
-    (4, "linear_num_value_heads swa_num_attention_heads index_n_heads"),
+    (4, "linear_num_value_heads swa_num_attention_heads"),
     (2, "num_key_value_heads n_head_kv num_kv_heads linear_num_key_heads swa_num_key_value_heads"),
     (8, "head_dim global_head_dim attention_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim d_kv"),
+    (64, "index_n_heads"),  # few of them tie, and ties are broken by the shape of a batch
     (8, "linear_key_head_dim linear_value_head_dim kv_channels swa_head_dim swa_v_head_dim"),
     (8, "state_size mamba_d_state ssm_state_size"),
-    (8, "sliding_window attention_window_size window_size local_window_size"),
+    (8, "sliding_window attention_window_size window_size local_window_size sliding_window_size"),
+    (8, "attention_chunk_size chunk_size mamba_chunk_size keep_window_size local_attention floor_scale"),
+    (8, "log_scaling_n_floor"),
+    (4, "block_size index_block_size"),
+    (24, "original_max_position_embeddings"),
     (4, "num_experts n_routed_experts num_local_experts moe_num_experts"),
     (2, "num_experts_per_tok num_experts_per_token moe_topk moe_top_k num_selected_experts moe_k"),
     (1, "n_group topk_group n_groups mamba_n_groups mamba_ngroups first_k_dense_replace"),
     (1, "num_nextn_predict_layers bos_token_id decoder_start_token_id"),
     (0, "pad_token_id"),
     (2, "eos_token_id"),
-    (256, "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length context_length"),
+    (64, "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length context_length"),
 ]
 SMALL = {name: value for value, names in _SMALL for name in names.split()}
 
@@ -134,19 +149,82 @@ def shrink(config_class: type, given: dict[str, Any]) -> Any:
     return config_class(**{**small, **given})
 
 
-def examine(model_type: str) -> tuple[str, str]:
-    """Verdict and detail for one family."""
+def build(model_type: str, scaling: str | None = None) -> Any:
+    """A small random model of that family; None where it has no RoPE to scale."""
+    torch.manual_seed(1)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
+    config_class = model_class.config_class if model_type not in ("gemma3",) else CONFIG_MAPPING[model_type]
+    config = shrink(config_class, dict(SPECIAL.get(model_type, {})))
+    if scaling is not None and not scale_rope(config, scaling):
+        return None
+    model = model_class._from_config(config)
+    randomise(model)
+    return model.eval()
+
+
+def scale_rope(config: Any, scaling: str) -> bool:
+    """Give every RoPE of a config the scaling, with its switch at 24 positions; False where there is none."""
+    text = config.get_text_config(decoder=True)
+    text.allow_global_per_layer_attribute_access = True
+    settings = getattr(text, "rope_parameters", None)
+    if not settings:
+        return False
+    width = getattr(text, "qk_rope_head_dim", None) or getattr(text, "head_dim", None)
+    width = width or text.hidden_size // text.num_attention_heads
+
+    def scaled(old: dict[str, Any]) -> dict[str, Any]:
+        pairs = int(width * old.get("partial_rotary_factor", 1.0)) // 2
+        new = {**old, "rope_type": scaling, "factor": 4.0}
+        if scaling == "longrope":
+            new |= {"original_max_position_embeddings": SMALL["original_max_position_embeddings"]}
+            new |= {"short_factor": [1 + k / 10 for k in range(pairs)]}
+            new |= {"long_factor": [3.0 + k for k in range(pairs)]}
+        return new
+
+    nested = any(isinstance(value, dict) for value in settings.values())
+    text.rope_parameters = (
+        {kind: value and scaled(value) for kind, value in settings.items()} if nested else scaled(settings)
+    )
+    if scaling == "dynamic":
+        text.max_position_embeddings = SMALL["original_max_position_embeddings"]
+    return True
+
+
+def examine(model_type: str) -> dict[str, tuple[str, str]]:
+    """Verdict and detail of each part for one family."""
     try:
-        torch.manual_seed(0)
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING[CONFIG_MAPPING[model_type]]
-        config_class = (
-            model_class.config_class if model_type not in ("gemma3",) else CONFIG_MAPPING[model_type]
-        )
-        model = model_class._from_config(shrink(config_class, dict(SPECIAL.get(model_type, {}))))
-        randomise(model)
-        model.eval()
+        model = build(model_type)
     except Exception as error:
-        return "not built", f"{type(error).__name__}: {error}"
+        return {"anatomy": ("not built", f"{type(error).__name__}: {error}")}
+    rows = {"anatomy": examine_anatomy(model_type, model)}
+    if not rows["anatomy"][0].startswith("ok"):
+        return rows
+    rows["decoding"], rows["batches"] = run(model)
+    for scaling in ("longrope", "dynamic"):
+        try:
+            scaled = build(model_type, scaling)
+            if scaled is None:
+                continue
+            scaled(input_ids=torch.zeros(1, 2, dtype=torch.long))
+        except Exception as error:  # transformers' own code for a RoPE that the family never had
+            rows[scaling] = "not built", f"{type(error).__name__}: {error}"
+            continue
+        both = run(scaled)
+        rows[scaling] = (
+            " / ".join(dict.fromkeys(verdict for verdict, _ in both)),
+            "; ".join(detail for _, detail in both),
+        )
+    return rows
+
+
+def run(model: Any) -> tuple[tuple[str, str], tuple[str, str]]:
+    """`decodes` and `dumps`."""
+    anatomy, fresh = TransformersAnatomy().describe(model), copy.deepcopy(model)
+    return decodes(model, anatomy, fresh), dumps(model, anatomy, fresh)
+
+
+def examine_anatomy(model_type: str, model: Any) -> tuple[str, str]:
+    """Verdict and detail of `check_anatomy`."""
     try:
         anatomy = TransformersAnatomy().describe(model)
     except BindError as error:
@@ -178,23 +256,63 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=inspect.getdoc(sys.modules[__name__]))
     parser.add_argument("types", nargs="*", help="model types (default: all)")
     parser.add_argument("--json", type=Path, help="also write the rows there")
+    parser.add_argument("--write", action="store_true", help=f"keep the table in {DOCUMENT.name}")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    rows = []
+    rows: dict[str, dict[str, tuple[str, str]]] = {}
     for model_type in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        verdict, detail = examine(model_type)
-        rows.append((model_type, verdict, detail))
-        print(f"{model_type:28} {verdict:10} {' '.join(detail.split())[:300]}", flush=True)
-    counts = collections.Counter(verdict for _, verdict, _ in rows)
-    print(
-        f"\ntransformers {transformers.__version__}: "
-        + ", ".join(f"{n} {v}" for v, n in counts.most_common())
-    )
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    return int(counts["WRONG"] > 0)
+        rows[model_type] = row = examine(model_type)
+        print(model_type, *(f"{part}: {row[part][0]}" for part in PARTS if part in row), sep="  ", flush=True)
+        for part, (verdict, detail) in row.items():
+            if verdict != "ok":
+                print(f"    {part}: {' '.join(detail.split())[:400]}", flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+    print("\n".join(counts(rows)))
+    if options.write:
+        DOCUMENT.write_text(table(rows))
+    return int(any(bad in verdict for row in rows.values() for verdict, _ in row.values() for bad in BAD))
+
+
+def counts(rows: dict[str, dict[str, tuple[str, str]]]) -> list[str]:
+    """One line for each part."""
+    lines = []
+    for part in PARTS:
+        found = collections.Counter(row[part][0] for row in rows.values() if part in row)
+        lines.append(f"{part}: " + ", ".join(f"{n} {verdict}" for verdict, n in found.most_common()))
+    return lines
+
+
+def table(rows: dict[str, dict[str, tuple[str, str]]]) -> str:
+    """The document's text."""
+    lines = [
+        "# transformers' language models, each one tried",
+        "",
+        f"transformers {transformers.__version__}, torch {torch.__version__}, float32 on a CPU, tiny random "
+        "models of all causal language models that transformers registers. Anatomy: every state against a "
+        "run by hand. Decoding: greedy speculative decoding against `model.generate`, over windows of 8 and "
+        "limits of 24 positions. Batches: a dump of ragged sequences, and capture while training, against "
+        "each sequence alone. The last columns repeat both under LongRoPE and dynamic RoPE; – where there "
+        "is no RoPE to scale, or no anatomy.",
+        "",
+        "Made by `python benchmarks/families.py --write`.",
+        "",
+        *(f"* {line}" for line in counts(rows)),
+        "",
+        "| family | anatomy | decoding | batches | LongRoPE | dynamic RoPE |",
+        "|---|---|---|---|---|---|",
+    ]
+    for family, row in rows.items():
+        lines.append(f"| {family} | " + " | ".join(row.get(part, ("–", ""))[0] for part in PARTS) + " |")
+    lines += ["", "## What is not ok, and why", "", "| family | part | | why |", "|---|---|---|---|"]
+    for family, row in rows.items():
+        for part, (verdict, detail) in row.items():
+            if verdict != "ok" and part in PARTS[:3]:
+                why = " ".join(detail.split()).replace("|", "/")[:300]
+                lines.append(f"| {family} | {part} | {verdict} | {why} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

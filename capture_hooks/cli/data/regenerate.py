@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ...errors import CaptureHooksError, DataError
 from .._data import BadRows, ChatTemplate, DataOptions, Limit, Split, TemplateArgument
 from .._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
 
@@ -81,7 +82,7 @@ def regenerate(
     identity = {"model": model_digest(model), "engine": engine}
     if engine == EMBEDDED:
         refuse_flags(engine, words)
-        identity |= {"dtype": dtype, "batch_size": str(batch_size)}
+        identity["dtype"] = dtype
     else:
         refuse_options(context, engine, "batch_size", "dtype", "device")
         installed_engine(engine)
@@ -110,8 +111,9 @@ def regenerate(
     if job.is_finished:
         console.print(f"{out} is finished: these answers with these settings")
         return
-    _show_survey(console, job)
-    if not job.left:
+    left = job.left
+    _show_survey(console, job, left)
+    if not left:
         _show(console, out, job.finish())
         return
     console.print(f"engine  starting {engine}")
@@ -122,7 +124,7 @@ def regenerate(
     ) as running:
         told = ", ".join(f"{name} {value}" for name, value in running.settings.items())
         console.print(f"engine  {running.name} {running.version}: {told}")
-        _show_cost(console, job, job.cost(running))
+        _show_cost(console, job.cost(running), max_new_tokens)
         if not estimate:
             _show(console, out, _run(console, job, running))
 
@@ -159,14 +161,14 @@ def _run(console: Console, job: Regeneration, engine: GeneratingEngine) -> Regen
 
         try:
             return job.run(engine, report)
-        except KeyboardInterrupt:
-            console.print(f"what was answered is kept beside {job.out}; the same command continues there")
+        except (KeyboardInterrupt, CaptureHooksError) as error:
+            again = "" if isinstance(error, DataError) else "; the same command continues there"
+            console.print(f"what was answered is kept beside {job.out}{again}")
             raise
 
 
-def _show_survey(console: Console, job: Regeneration) -> None:
+def _show_survey(console: Console, job: Regeneration, left: int) -> None:
     found = job.survey
-    left = job.left
     there = f"; {found.answers - left:,} are there already" if left < found.answers else ""
     console.print(f"data    {found.rows:,} rows, {found.answers:,} answers to write{there}")
     stay = {
@@ -181,13 +183,12 @@ def _show_survey(console: Console, job: Regeneration) -> None:
         console.print(f"        {found.as_is:,} rows have no answer to write and stay as they are")
 
 
-def _show_cost(console: Console, job: Regeneration, cost: Cost) -> None:
-    length = f"at most {cost.answer_tokens:,.0f}" if cost.guessed else f"about {cost.answer_tokens:,.0f}"
-    why = "there are none in the data to go by" if cost.guessed else "as in the data"
-    console.print(
-        f"cost    about {_time(cost.seconds)}: {job.survey.left:,} answers of {length} tokens ({why}), "
-        f"{cost.tokens_per_second:,.0f} tokens/s (measured)"
-    )
+def _show_cost(console: Console, cost: Cost, most: int) -> None:
+    told = f"cost    {cost.answers:,} answers: "
+    if cost.seconds is not None:
+        told += f"about {_time(cost.seconds)} if they are as long as the data's ({cost.tokens:,.0f} tokens), "
+    told += f"about {_time(cost.most_seconds)} if all have {most:,} tokens"
+    console.print(f"{told}; {cost.tokens_per_second:,.0f} tokens/s (measured)")
 
 
 def _show(console: Console, out: Path, made: Regenerated) -> None:

@@ -193,8 +193,6 @@ class AnsweringConversation(Answering):
         return len(self._turns)
 
     def fields(self) -> dict[str, Any] | None:
-        if not self._turns:
-            return dict(self.row.fields)
         kept = list(self._messages)
         if self._stopped:
             while kept and kept[-1]["role"] != "assistant":
@@ -277,7 +275,7 @@ class AnsweringIds(Answering):
 
     def fields(self) -> dict[str, Any] | None:
         if not self._runs:
-            return dict(self.row.fields)
+            return {name: value for name, value in self.row.fields.items() if value is not None}
         if self._stopped and not any(self._mask):
             return None
         last = len(self._ids)

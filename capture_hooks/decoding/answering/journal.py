@@ -158,6 +158,8 @@ def journal(out: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
         file = open(path, "r+b" if path.exists() else "x+b")  # noqa: SIM115  # held open below
     except OSError as error:
         raise refused(error, path) from error
+    except ValueError as error:
+        raise StoreError(f"cannot write {str(path)!r}: {error}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -63,16 +63,18 @@ class Cost:
     """What the answers that are left will take, from a short trial.
 
     Attributes:
-        seconds: all together.
+        answers: to write.
+        seconds: where each has as many tokens as those in the data; None where it has none.
+        tokens: which are these, on average.
+        most_seconds: where each has as many as it may.
         tokens_per_second: new ones.
-        answer_tokens: of an answer, as they are in the data; the most there may be where it has none.
-        guessed: whether the data has none.
     """
 
-    seconds: float
+    answers: int
+    seconds: float | None
+    tokens: float
+    most_seconds: float
     tokens_per_second: float
-    answer_tokens: float
-    guessed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +215,27 @@ class Regeneration:
             if (first := row.begin(asking).asks()) is not None:
                 asked.append(first)
         lengths = [length for row in sample for length in self._old_lengths(row)]
-        mean = min(self._max_new, sum(lengths) / len(lengths)) if lengths else float(self._max_new)
-        if not asked:
-            return Cost(0.0, 0.0, mean, not lengths)
+        mean = min(self._max_new, sum(lengths) / len(lengths)) if lengths else 0.0
+        if not asked:  # no prompt leaves room for an answer
+            return Cost(self.survey.left, 0.0, mean, 0.0, 0.0)
         _trial(engine, asked, 2)  # first calls allocate and compile
         first_token, _ = _trial(engine, asked, 1)
         seconds, tokens = _trial(engine, asked, _TRIAL)
         # Of one that ends early, the others decide how long it takes.
         step = max(seconds - first_token, 1e-9) / max(1, -(-tokens // len(asked)) - 1)
-        for_all = first_token + (mean - 1) * step
-        rounds = self.survey.left / len(asked)
-        return Cost(max(1.0, rounds) * for_all, mean * len(asked) / for_all, mean, not lengths)
+        rounds = max(1.0, self.survey.left / len(asked))
+
+        def seconds_of(length: float) -> float:
+            return rounds * (first_token + (length - 1) * step)
+
+        most = seconds_of(self._max_new)
+        return Cost(
+            answers=self.survey.left,
+            seconds=seconds_of(mean) if lengths else None,
+            tokens=mean,
+            most_seconds=most,
+            tokens_per_second=rounds * len(asked) * self._max_new / most,
+        )
 
     def run(
         self, engine: GeneratingEngine, on_progress: Callable[[int, int], None] | None = None

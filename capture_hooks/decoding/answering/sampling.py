@@ -39,7 +39,7 @@ def sampling_of(
 
     Raises:
         ModelError: there is no such model.
-        DecodingError: a value that means nothing.
+        DecodingError: a value that means nothing, or no token that ends an answer.
     """
     own = _generation_config(model)
     ends = own.pop("eos_token_id", None)
@@ -57,6 +57,10 @@ def sampling_of(
     if not found.get("temperature") and (idle := [name for name in ("top_k", "top_p") if given[name]]):
         raise DecodingError(f"{idle[0]} {given[idle[0]]} changes nothing without a temperature; give one too")
     found["top_k"] = found.get("top_k") or None
+    if not ends:
+        raise DecodingError(
+            f"{model} names no token that ends an answer: set eos_token_id in its generation_config.json"
+        )
     sampling = Sampling(**found, ends=tuple(dict.fromkeys(ends)))
     _check(sampling)
     if not sampling.temperature:

@@ -102,7 +102,14 @@ class DataOptions:
             processor=processor,
         )
 
-    def prompts(self, data: str, tokenizer: Any, *, vocab_size: int | None = None) -> Any:
+    def prompts(
+        self,
+        data: str,
+        tokenizer: Any,
+        *,
+        vocab_size: int | None = None,
+        processor: Callable[[], Any] | None = None,
+    ) -> Any:
         """What a server would be asked from ``data``."""
         from ..decoding import read_prompts
 
@@ -115,6 +122,7 @@ class DataOptions:
             settings=self.settings(),
             turns=self.turns,
             bad_rows=self.bad_rows,
+            processor=processor,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -91,7 +92,7 @@ def eval_(
     from rich.table import Table
 
     from ..decoding import evaluate, evaluate_engine
-    from ..target import load_config, load_tokenizer
+    from ..target import load_config, load_processor, load_tokenizer
 
     with Progress(console=Console(stderr=True), transient=True) as progress:
         tasks: dict[str, TaskID] = {}
@@ -102,7 +103,12 @@ def eval_(
             progress.update(tasks[what], completed=done, total=total)
 
         if engine == EMBEDDED:
-            prompts = options.prompts(data, tokenizer, vocab_size=decoder.anatomy.vocab_size)
+            prompts = options.prompts(
+                data,
+                tokenizer,
+                vocab_size=decoder.anatomy.vocab_size,
+                processor=partial(load_processor, model),
+            )
             report = evaluate(decoder, prompts, max_new_tokens=max_new_tokens, on_progress=show)
         else:
             vocabulary = load_config(model).vocab_size

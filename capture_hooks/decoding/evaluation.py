@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..store.forward import placed
 from .decoder import SpeculativeDecoder
 from .identity import Divergence, compare
 from .offline import OfflineAcceptance, offline_acceptance
@@ -176,12 +177,14 @@ def evaluate(
     answered = [
         (p.answered, p.loss_mask) for p in prompts if p.answered is not None and p.loss_mask is not None
     ]
+    media = [p.answered_media for p in prompts if p.answered is not None and p.loss_mask is not None]
     offline = None
     if answered:
         offline = offline_acceptance(
             decoder.model,
             decoder.head,
             answered,
+            media=media,
             anatomy=decoder.anatomy,
             on_progress=lambda done: report("offline", done, len(answered)),
         )
@@ -192,7 +195,13 @@ def evaluate(
         stats += one
         timings.append(timing)
         parted = compare(
-            decoder.target, prompt.token_ids, ours, reference, decoder.longest_pass, prompt.source
+            decoder.target,
+            prompt.token_ids,
+            ours,
+            reference,
+            decoder.longest_pass,
+            prompt.source,
+            inputs=None if torch.equal(ours, reference) else _resolved(decoder, prompt),
         )
         if parted is not None:
             divergences.append(parted)
@@ -209,12 +218,13 @@ def _both(
     plain_first: bool,
 ) -> tuple[Timing, Tensor, Tensor, DecodeStats]:
     ids = prompt.token_ids[None].to(decoder.target.device)
+    images = _images(decoder, prompt)
 
     def plain() -> tuple[Tensor, float]:
         decoder.anatomy.lengths.forget()
         start = clock()
         out = decoder.model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, **images
         )
         answer: Tensor = out[0, ids.shape[1] :].cpu()  # waits for the device
         return answer, clock() - start
@@ -223,7 +233,7 @@ def _both(
     start = clock()
     rounds = []
     prefill = 0.0
-    for step in decoder.stream(ids, new, do_sample=False):
+    for step in decoder.stream(ids, new, do_sample=False, **images):
         rounds.append(step)
         if len(rounds) == 1:
             prefill = clock() - start
@@ -236,9 +246,27 @@ def _both(
 
 def _warm_up(decoder: SpeculativeDecoder, prompt: Prompt) -> None:
     """First calls allocate, pick kernels and compile; they are nobody's speed."""
-    ids = prompt.token_ids[None].to(decoder.target.device)
-    decoder.generate(ids, 4, do_sample=False)
-    decoder.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=2)
+    ids, images = prompt.token_ids[None].to(decoder.target.device), _images(decoder, prompt)
+    decoder.generate(ids, 4, do_sample=False, **images)
+    decoder.model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=2, **images
+    )
+
+
+def _images(decoder: SpeculativeDecoder, prompt: Prompt) -> dict[str, Any]:
+    """What ``generate`` is given of a prompt's images beside its token ids."""
+    if prompt.media is None:
+        return {}
+    made = placed(decoder.anatomy.model, prompt.media.inputs(), decoder.target.device)
+    return {name: value for name, value in made.items() if name not in ("input_ids", "attention_mask")}
+
+
+def _resolved(decoder: SpeculativeDecoder, prompt: Prompt) -> Mapping[str, Any] | None:
+    """What the prompt's pass is given of its images."""
+    if prompt.media is None:
+        return None
+    images = _images(decoder, prompt)
+    return decoder.prepare(prompt.token_ids.to(decoder.target.device), 1, **images).inputs
 
 
 def _number(value: float) -> float | None:

@@ -8,6 +8,7 @@ rows in the pass makes to its logits at that very place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,14 @@ class Divergence:
 
 
 def compare(
-    target: Target, prompt: Tensor, ours: Tensor, reference: Tensor, rows: int, source: str = ""
+    target: Target,
+    prompt: Tensor,
+    ours: Tensor,
+    reference: Tensor,
+    rows: int,
+    source: str = "",
+    *,
+    inputs: Mapping[str, Any] | None = None,
 ) -> Divergence | None:
     """None where two greedy answers are the same, else where they part.
 
@@ -74,18 +82,24 @@ def compare(
         reference: the target's own answer [U].
         rows: most rows of a verification pass.
         source: the prompt's name in the result.
+        inputs: `Request.inputs` of a prompt with images; the others are run as text.
     """
     a, b = ours.tolist(), reference.tolist()
     if a == b:
         return None
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    context = prompt.tolist() + b[:at]
-    single = _logits(target, context, 1)
+    # The pass over images cannot be divided: what is run in several ways comes after it.
+    shown = prompt.tolist() if inputs else []
+    context = [] if inputs else prompt.tolist()
+    context += b[:at]
+    single = _logits(target, shown, context, 1, inputs)
     best = single.topk(2).values
     most = target.anatomy.lengths.most_rows
     # More rows in a pass than the target computes alike would show more than rounding.
-    counts = (n for n in range(2, rows + 1) if n <= (most(max(len(context) - n, 0)) or n))
-    noise = max((float((_logits(target, context, n) - single).abs().max()) for n in counts), default=0.0)
+    length = len(shown) + len(context)
+    counts = (n for n in range(2, rows + 1) if n <= (most(max(length - n, 0)) or n))
+    others = (_logits(target, shown, context, n, inputs) for n in counts)
+    noise = max((float((other - single).abs().max()) for other in others), default=0.0)
     return Divergence(
         source,
         at,
@@ -97,14 +111,25 @@ def compare(
 
 
 @torch.inference_mode()
-def _logits(target: Target, context: list[int], rows: int) -> Tensor:
-    """[V] logits after ``context`` with its last ``rows`` tokens in one pass over a cache of the others."""
-    rows = min(rows, len(context) - 1)
-    target.start(len(context))
-    if rows < 1:
-        logits, _ = target.prefill(torch.tensor([context], device=target.device))
-        return logits[-1].float()
-    target.prefill(torch.tensor([context[:-rows]], device=target.device))
-    root, *rest = context[-rows:]
-    logits, _ = target.verify(root, Draft(tuple(rest), tuple(range(len(rest)))))
+def _logits(
+    target: Target, shown: list[int], context: list[int], rows: int, inputs: Mapping[str, Any] | None
+) -> Tensor:
+    """[V] logits after ``shown + context``, the last ``rows`` tokens in one pass over a cache of the others.
+
+    ``shown`` is run in a pass of its own with ``inputs``; at most what follows it is in the last one.
+    """
+    rows = min(rows, len(context) if shown else len(context) - 1)
+    target.start(len(shown) + len(context), inputs)
+    before, last = context[: len(context) - rows], context[len(context) - rows :]
+    for tokens in (shown, before, last):
+        if not tokens:
+            continue
+        if target.length == 0:
+            logits, _ = target.prefill(torch.tensor([tokens], device=target.device))
+        else:
+            root, *rest = tokens
+            draft = Draft(tuple(rest), tuple(range(len(rest))))
+            logits, _ = target.verify(root, draft)
+            if tokens is not last:
+                target.commit(draft, range(1, len(tokens)))
     return logits[-1].float()

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from ..capture import Anatomy, bind
 from ..errors import DataError
 from ..heads.contract import DraftHead, TrainBatch
+from ..store.data import Media
+from ..store.forward import run_with_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def offline_acceptance(
     head: DraftHead,
     sequences: Sequence[tuple[Tensor, Tensor]],
     *,
+    media: Sequence[Media | None] | None = None,
     anatomy: Anatomy | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> OfflineAcceptance:
@@ -50,6 +53,7 @@ def offline_acceptance(
         model: the target.
         head: its head; asked in eval mode, left in the mode it was in.
         sequences: token ids [T] and loss masks [T] (bool, the answers' tokens).
+        media: the images of each sequence.
         anatomy: the target's parts, if known.
         on_progress: called with the number of sequences done.
 
@@ -67,8 +71,12 @@ def offline_acceptance(
         with torch.no_grad():
             for done, (ids, mask) in enumerate(sequences, start=1):
                 capture.anatomy.lengths.forget()
+                shown = media[done - 1] if media is not None else None
                 with capture:
-                    capture.run(input_ids=ids[None].to(device), stop=True)
+                    if shown is not None:
+                        run_with_images(model, shown.inputs(), device)
+                    else:
+                        capture.run(input_ids=ids[None].to(device), stop=True)
                 states = capture.states
                 sums = head(
                     TrainBatch(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
-from ..store.data import BadRowPolicy, Row, RowEncoder, TemplateSettings, Turns, read_rows
+from ..store.data import BadRowPolicy, Media, Row, RowEncoder, TemplateSettings, Turns, read_rows
 from ..store.data.encoding import Encoded
-from ..store.data.examples import encoded_rows
+from ..store.data.examples import encoded_rows, row_encoder
 from ..store.data.summary import BadRowCounter, Summary
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,15 @@ class Prompt:
         answered: [T] token ids of prompt and answer, or None.
         loss_mask: [T] bool, the answer's tokens in ``answered``, or None.
         source: where it came from.
+        media: images that the prompt shows; answered_media: those of ``answered``.
     """
 
     token_ids: Tensor
     answered: Tensor | None = None
     loss_mask: Tensor | None = None
     source: str = ""
+    media: Media | None = None
+    answered_media: Media | None = None
 
 
 class Prompts(list[Prompt]):
@@ -85,6 +88,7 @@ def read_prompts(
     settings: TemplateSettings | None = None,
     turns: Turns = "last",
     bad_rows: BadRowPolicy = "error",
+    processor: Callable[[], ProcessorMixin | None] | None = None,
 ) -> Prompts:
     """Read a file of prompts, rendered as `read_examples` renders what is learnt.
 
@@ -100,11 +104,12 @@ def read_prompts(
         settings: of the chat template.
         turns: ``last`` or ``auto``: the last assistant turn; ``each`` or ``all``: every one that is learnt.
         bad_rows: refuse the data at the first row that cannot be used, or leave such rows out.
+        processor: as for `read_examples`.
 
     Raises:
         DataError: for data that cannot be used; names file and line.
     """
-    encoder = RowEncoder(tokenizer, settings, turns, vocab_size)
+    encoder = row_encoder(path, tokenizer, vocab_size, settings, turns, processor)
     bad = BadRowCounter()
     prompts: list[Prompt] = []
     rows = 0
@@ -120,5 +125,6 @@ def read_prompts(
 def _prompt(one: Encoded) -> Prompt:
     ids = torch.tensor(one.ids, dtype=torch.long)
     if one.mask is None or one.prompt == len(one.ids):
-        return Prompt(ids, source=one.place)
-    return Prompt(ids[: one.prompt], ids, torch.tensor(one.mask), one.place)
+        return Prompt(ids, source=one.place, media=one.asked)
+    mask = torch.tensor(one.mask)
+    return Prompt(ids[: one.prompt], ids, mask, one.place, one.asked, one.media)

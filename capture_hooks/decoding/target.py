@@ -74,6 +74,11 @@ class Target:
         for module in self._shifted:
             module.rope_deltas = None
 
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence so far."""
+        return len(self._ids)
+
     def require_continuation(self, prompt: int, longest: int) -> None:
         """Make sure that the model's class can be followed from ``prompt`` to ``longest`` tokens.
 

@@ -239,17 +239,21 @@ def _rows(captured: Captured) -> Tensor:
 def run_with_images(model: nn.Module, inputs: Mapping[str, Tensor], device: torch.device) -> Any:
     """A forward of the whole model over what its processor made of one sequence; gives its output.
 
-    Logits are asked for at the last row alone where the model can leave out the others.  Floating-point
-    tensors are cast to the model's dtype, as with ``BatchFeature.to(device, dtype)``.
+    Logits are asked for at the last row alone where the model can leave out the others.
     """
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    ready: dict[str, Any] = {
-        name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()
-    }
+    ready: dict[str, Any] = placed(model, inputs, device)
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         ready["logits_to_keep"] = 1
     with _positions_kept(model):
         return model(**ready, use_cache=False)
+
+
+def placed(model: nn.Module, inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """On the device, floating-point tensors in the model's dtype, as ``BatchFeature.to`` puts them."""
+    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    return {
+        name: value.to(device, dtype if value.is_floating_point() else None) for name, value in inputs.items()
+    }
 
 
 @contextmanager

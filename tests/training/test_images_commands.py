@@ -36,7 +36,7 @@ def run(*words):
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_dump_and_train(folder, tmp_path):
@@ -58,6 +58,10 @@ def test_dump_and_train(folder, tmp_path):
     losses = [[entry["loss"] for entry in log if "loss" in entry] for log in (offline, online)]
     assert losses[0]
     assert losses[0] == pytest.approx(losses[1], rel=2e-4)
+    more = ("--data", folder / "data.jsonl", "--limit", 2, "--max-new-tokens", 8, "--json")
+    report = json.loads(run("eval", *options, "--head", tmp_path / "offline", *more))
+    assert report["identical"] == 2
+    assert sum(report["offline"]["rows"]) > 0
     # The same command continues nothing of other images.
     (folder / "kept.png").write_bytes((folder / "2.png").read_bytes())
     tiny_vision.picture(99).save(folder / "2.png")

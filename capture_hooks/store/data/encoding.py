@@ -33,6 +33,7 @@ class Encoded:
         place: of its row, and its turn where the row gives several sequences.
         prompt: how many of ``ids`` a server is sent for the last answer in it.
         media: its images, where it has any.
+        asked: those of the prompt alone, where it is asked.
     """
 
     ids: list[int]
@@ -40,6 +41,7 @@ class Encoded:
     place: str
     prompt: int
     media: Media | None = None
+    asked: Media | None = None
 
 
 @dataclass(slots=True)
@@ -214,18 +216,35 @@ class RowEncoder:
     def _asked(self, place: str, conversation: Conversation) -> list[Encoded]:
         rendering = self._rendering(place, conversation)
         if not rendering.ends_with_answer:
-            ids = self._tokens(rendering.prompt())
-            return [Encoded(ids, None, place, len(ids))]
+            read = self._read(place, rendering.prompt(), rendering.images())
+            return [Encoded(read.ids, None, place, len(read.ids), asked=_media(read))]
         turns = rendering.learnt_turns
         if not turns:
             raise RowError(place, "no assistant turn", _no_turn(conversation))
         if self._turns in ("auto", "last"):
             turns = turns[-1:]
         several = len(turns) > 1
-        return [
-            self._by_itself(f"{place} (turn {turn})" if several else place, rendering.answer(turn))
-            for turn in turns
-        ]
+        found = []
+        for turn in turns:
+            where, answer = f"{place} (turn {turn})" if several else place, rendering.answer(turn)
+            one = self._by_itself(where, answer)
+            if images := rendering.images(turn):
+                one = replace(one, asked=self._asked_images(where, one, answer, images))
+            found.append(one)
+        return found
+
+    def _asked_images(self, place: str, one: Encoded, answer: Answer, images: tuple[str, ...]) -> Media:
+        """The images of a prompt whose answer is known."""
+        assert self._images is not None
+        found = [image_source(place, image, self._images.base) for image in images]
+        asked = self._vision().read(place, answer.prompt, found)
+        if asked.ids != one.ids[: one.prompt]:
+            raise RowError(
+                place,
+                "a prompt that its answer changes",
+                f"the prompt of turn {answer.turn} alone has other tokens than before its answer",
+            )
+        return asked.media
 
     def _in_one(self, place: str, rendering: Rendering, answers: list[Answer]) -> Encoded:
         """All answers in the rendering of the whole conversation.

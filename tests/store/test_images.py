@@ -154,6 +154,18 @@ def test_a_dump_of_other_images_is_not_continued(pictures, tmp_path):
     assert json.loads((tmp_path / "dump" / "manifest.json").read_text()) == manifest
 
 
+def test_a_dump_of_other_pixels_of_the_same_images_is_not_continued(pictures, tmp_path):
+    model, data = tiny.model("llava"), examples_of("llava", pictures)
+    write_dump(model, SPEC, data, tmp_path / "dump")
+    processor = tiny_vision.processor("llava")
+    processor.image_processor.image_mean = [0.5, 0.5, 0.5]
+    file = pictures[0].with_name("data.jsonl")
+    other = read_examples(file, processor.tokenizer, processor=lambda: processor)
+    assert [made.token_ids.tolist() for made in other] == [made.token_ids.tolist() for made in data]
+    with pytest.raises(StoreError, match="data: "):
+        write_dump(model, SPEC, other, tmp_path / "dump")
+
+
 def test_an_image_that_changes_while_the_dump_runs_is_refused(pictures, tmp_path):
     data = examples_of("llava", pictures)
     tiny_vision.picture(9, 20, 28).save(pictures[0])

@@ -9,8 +9,10 @@ writes them.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,8 +60,9 @@ class Media:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the images' bytes, in order."""
-        return hashlib.sha256("".join(image.digest for image in self.images).encode()).hexdigest()
+        """SHA-256 over the images' bytes, in order, and the settings they are made pixels with."""
+        parts = (self.vision.digest, *(image.digest for image in self.images))
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
 
     def inputs(self) -> dict[str, Tensor]:
         """Everything the model's forward is given: ``input_ids`` [1, T], pixels, and what belongs to them.
@@ -129,6 +132,12 @@ class Vision:
         self._special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special -= {tokenizer.eos_token_id}
 
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over the image processor's settings."""
+        settings = self._processor.image_processor.to_dict()
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+
     def read(self, place: str, text: str, images: Sequence[ImageSource]) -> Seen:
         """A rendered conversation as tokens.
 
@@ -162,7 +171,7 @@ class Vision:
             )
         return Seen(
             ids,
-            frozenset(lead + at for at in self._of_images(expanded, told[0])),
+            frozenset(lead + at for at in self._of_images(expanded, plain, told[0])),
             Media(tuple(images), text, len(ids), self),
             expanded,
             lead,
@@ -197,18 +206,15 @@ class Vision:
         """Token ids of a text as it is."""
         return list(self._processor.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    def _of_images(self, text: str, told: Sequence[Mapping[str, Any]]) -> set[int]:
+    def _of_images(self, text: str, ids: list[int], told: Sequence[Mapping[str, Any]]) -> set[int]:
         """Tokens that stand for images, and the marks around them (``<|vision_start|>`` and its like)."""
-        made = self._processor.tokenizer(
-            text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
-        ids, offsets = made["input_ids"], made["offset_mapping"]
-        found = set()
-        for start, end in (piece["new_span"] for piece in told):
-            inside = [at for at, (first, last) in enumerate(offsets) if first < end and last > start]
-            found.update(inside)
-            marks = (min(inside) - 1, max(inside) + 1)
-            found.update(at for at in marks if 0 <= at < len(ids) and ids[at] in self._special)
+        found: set[int] = set()
+        for first, last in (piece["new_span"] for piece in told):
+            start, end = _common(ids, self.tokens(text[:first])), self.tokens(text[:last])
+            # A token across the last edge stands for the image too.
+            stop = _common(ids, end) + (ids[: len(end)] != end)
+            found.update(range(start, stop))
+            found.update(at for at in (start - 1, stop) if 0 <= at < len(ids) and ids[at] in self._special)
         return found
 
 
@@ -226,3 +232,9 @@ def _expanded(text: str, told: Sequence[Mapping[str, Any]]) -> str:
         parts += [text[last:start], piece["replacement"]]
         last = end
     return "".join([*parts, text[last:]])
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((at for at, (x, y) in pairs if x != y), min(len(a), len(b)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from ..decoding.contract import Asked, Dialogue, Generated
+if TYPE_CHECKING:
+    from ..decoding.contract import Asked, Dialogue, Generated
 
 #: Most sequences under way at a time, and how many full batches of tokens.
 IN_FLIGHT: Final = 128

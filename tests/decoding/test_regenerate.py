@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from capture_hooks.cli.app import build
 from capture_hooks.decoding.answering import EmbeddedGeneration, Regeneration
+from capture_hooks.decoding.answering.journal import journal
 from capture_hooks.decoding.contract import Asked, Sampling
 from capture_hooks.errors import CaptureHooksError, DataError, DecodingError, StoreError
 from capture_hooks.store import read_examples
@@ -392,6 +393,12 @@ def test_what_cannot_be_done_is_one_error(target, data, tmp_path):
     with pytest.raises(DataError, match="answers are written to text alone"):
         run(target, write(tmp_path / "images.jsonl", [{"messages": [user(picture)]}]), good)
     assert not list(tmp_path.glob("out.jsonl*"))
+
+
+def test_two_at_a_time_are_refused(target, data, tmp_path):
+    job, engine = job_of(target, data, tmp_path / "out.jsonl")
+    with journal(job.out, job.settings), pytest.raises(StoreError, match="another process is writing it"):
+        job.run(engine)
 
 
 def test_rows_that_cannot_be_used_are_counted(target, tmp_path):

@@ -9,6 +9,7 @@ import sys
 import time
 
 import chat_templates
+import datasets
 import pytest
 import torch
 from answering_targets import greedy, make_target, prompt_of
@@ -28,7 +29,13 @@ from capture_hooks.testing import tiny
 NEW = 24
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": {"at": None, "n": [1, 2]}}}
 TOOLS = [
-    {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+        },
+    }
 ]
 
 
@@ -181,6 +188,38 @@ def test_tools_and_what_they_said_stay(tmp_path):
     answer = greedy(target[1], prompt, 7)
     assert first["messages"][3]["content"] == tokenizer.decode(answer).removesuffix("<|im_end|>")
     assert second == {"messages": messages[:2], "tools": TOOLS, "id": 3}
+
+
+def test_the_row_says_what_the_template_was_told(tmp_path):
+    """Training reads the file without the options that it was made with."""
+    tokenizer = chat_templates.tokenizer("qwen3")
+    target = (tmp_path / "target", *make_target(tmp_path / "target", tokenizer, max_position_embeddings=512))
+    out = tmp_path / "out.jsonl"
+    told = ("--template-arg", "enable_thinking=false", "--unfinished", "keep")
+    run(target, write(tmp_path / "data.jsonl", [{"prompt": f"q {n}"} for n in range(4)]), out, *told)
+    for n, (row, example) in enumerate(zip(read(out), read_examples(out, tokenizer), strict=True)):
+        assert row["chat_template_kwargs"] == {"enable_thinking": False}
+        prompt = prompt_of(tokenizer, [user(f"q {n}")], enable_thinking=False)
+        assert tokenizer.decode(prompt).endswith("<think>\n\n</think>\n\n")
+        written = greedy(target[1], prompt, NEW)
+        assert example.token_ids.tolist()[: len(prompt) + len(written)] == [*prompt, *written]
+
+
+def test_a_datasets_folder_gives_the_file_that_json_lines_give(tmp_path):
+    """Its None padding goes; what JSON lines leave out is not there."""
+    tokenizer = chat_templates.tokenizer("qwen2_5")
+    target = (tmp_path / "target", *make_target(tmp_path / "target", tokenizer, max_position_embeddings=2048))
+    call = {"type": "function", "function": {"name": "look", "arguments": {"at": "x"}}}
+    rows = [
+        {"messages": [user("look!"), assistant("", tool_calls=[call])], "tools": TOOLS, "id": 1},
+        {"messages": [user("hi"), assistant("old")], "id": 2},
+    ]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "folder"))
+    lines = write(tmp_path / "data.jsonl", rows)
+    for data, out in ((tmp_path / "folder", "a.jsonl"), (lines, "b.jsonl")):
+        run(target, data, tmp_path / out, "--unfinished", "keep", "--max-new-tokens", 5)
+    assert read(tmp_path / "a.jsonl") == read(tmp_path / "b.jsonl")
+    assert "null" not in (tmp_path / "a.jsonl").read_text()
 
 
 def test_token_ids_are_answered_by_token_ids(target, tmp_path):

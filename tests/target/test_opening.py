@@ -1,5 +1,6 @@
 """Opening a target: one class for every command, adapters merged, and one clear error for what is broken."""
 
+import contextlib
 import copy
 import json
 import shutil
@@ -133,6 +134,31 @@ def test_an_adapter_inside_its_bases_directory(tmp_path, llama):
     wrapped = adapted(llama, ADAPTERS["lora"], llama)
     with torch.no_grad():
         torch.testing.assert_close(load_target(str(llama), "float32", "cpu")(IDS).logits, wrapped(IDS).logits)
+
+
+def test_every_command_takes_an_adapter_for_the_merged_model(tmp_path, llama, monkeypatch, capsys):
+    """States dumped through the adapter train a head for the merged model, and it serves both."""
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    adapted(llama, ADAPTERS["lora on lm_head"], adapter).merge_and_unload().save_pretrained(merged)
+    tiny.tokenizer().save_pretrained(merged)
+    data, dump, head = tmp_path / "data.jsonl", tmp_path / "dump", tmp_path / "head"
+    data.write_text('{"text": "a first line"}\n{"text": "and a second one"}\n')
+    capsys.readouterr()
+
+    def command(*words):
+        monkeypatch.setattr("sys.argv", ["capture-hooks", *map(str, words)])
+        with contextlib.suppress(SystemExit):
+            main()
+        printed = capsys.readouterr()
+        assert "error" not in printed.err, printed.err
+        return printed.out
+
+    spec = "post.0, post.2, post.4"
+    command("dump", "--model", adapter, "--spec", spec, "--data", data, "--out", dump)
+    command("train", "--model", merged, "--dump", dump, "--out", head, "--steps", 1, "--evaluations", 0)
+    for model in (adapter, merged):
+        words = ("eval", "--model", model, "--head", head, "--data", data, "--max-new-tokens", 6, "--json")
+        assert json.loads(command(*words))["lossless"]
 
 
 def change(path, **fields):

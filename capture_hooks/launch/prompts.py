@@ -64,26 +64,27 @@ def converse(
     Raises:
         Exception: what ``ask`` raised; prompts that have not begun are left out then.
     """
-    with ThreadPoolExecutor(DIALOGUES, "capture-hooks-prompt") as pool:
-        under_way: dict[Future[Generated], Dialogue] = {}
-        waiting = (dialogue for dialogue in dialogues if not dialogue.finished)
-        more = True
-        try:
-            while more or under_way:
-                while more and len(under_way) < DIALOGUES:
-                    if (dialogue := next(waiting, None)) is None:
-                        more = False
-                    else:
-                        yield from _advance(dialogue, ask, pool, under_way)
-                done = wait(under_way, return_when=FIRST_COMPLETED).done if under_way else set()
-                ready: list[tuple[Dialogue, Generated | None]]
-                ready = [(under_way.pop(future), future.result()) for future in done]
-                if ready:
-                    yield ready
-                for dialogue, _ in ready:
+    # Not a context: leaving that would wait for whole answers, also after an interrupt.
+    pool = ThreadPoolExecutor(DIALOGUES, "capture-hooks-prompt")
+    under_way: dict[Future[Generated], Dialogue] = {}
+    waiting = (dialogue for dialogue in dialogues if not dialogue.finished)
+    more = True
+    try:
+        while more or under_way:
+            while more and len(under_way) < DIALOGUES:
+                if (dialogue := next(waiting, None)) is None:
+                    more = False
+                else:
                     yield from _advance(dialogue, ask, pool, under_way)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            done = wait(under_way, return_when=FIRST_COMPLETED).done if under_way else set()
+            ready: list[tuple[Dialogue, Generated | None]]
+            ready = [(under_way.pop(future), future.result()) for future in done]
+            if ready:
+                yield ready
+            for dialogue, _ in ready:
+                yield from _advance(dialogue, ask, pool, under_way)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _advance(

@@ -450,6 +450,21 @@ def test_rows_that_cannot_be_used_are_counted(target, tmp_path):
     assert len(read(out)) == 1
 
 
+def test_a_row_that_an_earlier_run_left_out_is_an_error_again(target, tmp_path):
+    rows = [{"messages": [user("hi")]}, {"prompt_ids": [5, 10**6]}, {"messages": [user("so?")]}]
+    data, out = write(tmp_path / "data.jsonl", rows), tmp_path / "out.jsonl"
+    engine = Stopped(target[1], Sampling(temperature=1.0, ends=(2,)), 1)
+    engine.after = 1
+    with pytest.raises(KeyboardInterrupt):
+        job_of(target, data, out, bad_rows="skip", vocab_size=259)[0].run(engine)
+    job, engine = job_of(target, data, out, vocab_size=259)
+    with pytest.raises(DataError, match=r"data\.jsonl:2: a token outside the vocabulary"):
+        job.run(engine)
+    assert not out.exists()
+    made = job_of(target, data, out, bad_rows="skip", vocab_size=259)[0].run(engine)
+    assert (made.rows, [bad.reason for bad in made.bad]) == (2, ["a token outside the vocabulary"])
+
+
 def test_an_estimate_writes_nothing(target, data, tmp_path):
     before = sorted(tmp_path.iterdir())
     shown = run(target, data, tmp_path / "out.jsonl", "--estimate")

@@ -289,7 +289,10 @@ class Regeneration:
                 for row in self._answerings(answers, bad):
                     records = row.replay()
                     if (last := records[-1] if records else None) is not None and last.left_out:
-                        bad.add(RowError(last.place, last.left_out))
+                        error = RowError(last.place, last.left_out)
+                        if self._bad_rows == "error":  # an earlier run was to leave it out
+                            raise error
+                        bad.add(error)
                         continue
                     cut.update(record.cut for record in records if record.cut)
                     if (fields := row.fields()) is None:

@@ -136,8 +136,18 @@ def test_a_class_that_forgets_what_it_has_read_is_refused_before_any_token(knowi
         assert torch.equal(result.sequences, plain(model, ids, max_new_tokens=new))
 
 
-def test_dynamic_mask_attention_goes_one_token_at_a_time_where_it_drops_keys(knowing_head):
-    model, ids = other("doge", keep_window_size=8), prompt(5, 1)
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("doge", {"keep_window_size": 8}),
+        ("moshi", {"sliding_window": 8, "ffn_dim": 48, "head_dim": 8}),
+        ("bloom", {}),
+    ],
+)
+def test_where_a_pass_over_several_tokens_is_another_computation_they_go_one_by_one(
+    knowing_head, model_type, settings
+):
+    model, ids = other(model_type, **settings), prompt(5, 1)
     head = knowing_head(model, FIRST, 0.9)
     head.check_states = False
     result = SpeculativeDecoder(model, head, 4).generate(ids, 24, **GREEDY)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from capture_hooks import CaptureSpec
 from capture_hooks.errors import BindError, DataError, SpecError, StoreError
@@ -105,6 +106,35 @@ def test_families_with_their_own_output_layers(tmp_path, family):
         # A batch rounds otherwise than a sequence alone; the float64 test above shows the rows are right.
         torch.testing.assert_close(stored.states[:, : stored.target.shape[1]], read.hidden_states[2][0])
         torch.testing.assert_close(stored.target, read.hidden_states[-1][0])
+        chosen = read.logits[0].gather(-1, stored.argmax[:, None])[:, 0]
+        torch.testing.assert_close(chosen, read.logits[0].max(-1).values)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        # get_decoder() is the whole model
+        ("llama4_text", {"intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 8}),
+        # its output projection takes another width than the stream's
+        ("rembert", {"is_decoder": True, "input_embedding_size": 16, "output_embedding_size": 40}),
+        # a head of several layers
+        ("bert", {"is_decoder": True}),
+    ],
+)
+def test_models_whose_readout_lies_outside_the_decoder(tmp_path, family, settings):
+    sizes = {"vocab_size": tiny.VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = AutoConfig.for_model(family, **sizes, **heads, **settings, pad_token_id=0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).eval()
+        tiny.randomise(model)
+    examples = make_examples([9, 4, 17])
+    write_dump(model, CaptureSpec.parse("post.1, post.0 -> post.2"), examples, tmp_path / "d")
+    for stored, example in zip(Dump.open(tmp_path / "d"), examples, strict=True):
+        with torch.inference_mode():
+            read = model(example.token_ids[None], output_hidden_states=True, use_cache=False)
+        torch.testing.assert_close(stored.states[:, :32], read.hidden_states[2][0], rtol=1e-4, atol=1e-4)
         chosen = read.logits[0].gather(-1, stored.argmax[:, None])[:, 0]
         torch.testing.assert_close(chosen, read.logits[0].max(-1).values)
 

@@ -191,6 +191,21 @@ def test_a_conversation_with_images_is_left_out_where_it_is_too_long(folder):
     assert (len(made), made.skipped, made.truncated) == (1, 1, 0)
 
 
+def test_an_image_at_the_very_beginning(folder):
+    """A trial puts another token into the answer: never one of an image."""
+    processor = tiny_vision.processor("llava")
+    processor.tokenizer.chat_template = (
+        "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}"
+        "{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>{% else %}"
+        "{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}"
+    )
+    file = folder / "data.jsonl"
+    file.write_text(json.dumps(asked({"type": "image", "image": "a b.png"}, ASKED)))
+    made = read_examples(file, processor.tokenizer, processor=lambda: processor)
+    assert made[0].token_ids[0] == 260
+    DumpJob(tiny.model("llava"), CaptureSpec.parse("post.1"), made)
+
+
 def test_tokens_of_an_image_that_is_not_there(folder):
     ids = torch.tensor([5, 260, 7, 8])
     data = Examples("ids", (Example(ids, torch.ones(4, dtype=torch.bool), "ids:1"),))

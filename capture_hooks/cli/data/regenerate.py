@@ -185,7 +185,7 @@ def _show_survey(console: Console, job: Regeneration, left: int) -> None:
 
 def _show_cost(console: Console, cost: Cost, most: int) -> None:
     told = f"cost    {cost.answers:,} answers: "
-    if cost.seconds is not None:
+    if cost.seconds is not None and cost.tokens is not None:
         told += f"about {_time(cost.seconds)} if they are as long as the data's ({cost.tokens:,.0f} tokens), "
     told += f"about {_time(cost.most_seconds)} if all have {most:,} tokens"
     console.print(f"{told}; {cost.tokens_per_second:,.0f} tokens/s (measured)")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,9 +17,11 @@ from ...store.data import BadRowPolicy, Row, RowEncoder, RowError, TemplateSetti
 from ...store.data.forms import form_of
 from ...store.data.summary import BadRowCounter, BadRows
 from ...store.files import check_regular, refused, replacing
-from ..contract import Asked, Dialogue, Generated, GeneratingEngine, Sampling
+from ..contract import GeneratingEngine, Sampling
+from .cost import Cost, measured
 from .dialogues import Answering, AnsweringConversation, AnsweringIds, Asking, Left, Unfinished, answering
 from .journal import Journal, Record, check_same, journal, partial
+from .lines import Gzipped, digest_of, line_of
 from .messages import FITS, Answers
 
 if TYPE_CHECKING:
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
 #: Ending of the file that says how the answers came to be.
 MANIFEST: Final = ".manifest.json"
 ENDINGS: Final = (".jsonl", ".jsonl.gz")
-#: Rows from which the length of an answer is estimated, and tokens of a trial's answers.
+#: Rows from which the length of an answer is estimated.
 _SAMPLE: Final = 256
-_TRIAL: Final = 24
 
 
 @dataclass(slots=True)
@@ -56,25 +54,6 @@ class Survey:
     stay: Left = field(default_factory=Left)
     bad: BadRowCounter = field(default_factory=BadRowCounter)
     digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What the answers that are left will take, from a short trial.
-
-    Attributes:
-        answers: to write.
-        seconds: where each has as many tokens as those in the data; None where it has none.
-        tokens: which are these, on average.
-        most_seconds: where each has as many as it may.
-        tokens_per_second: new ones.
-    """
-
-    answers: int
-    seconds: float | None
-    tokens: float
-    most_seconds: float
-    tokens_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +165,7 @@ class Regeneration:
         except (OSError, ValueError, KeyError, TypeError):
             raise StoreError(f"{manifest} is damaged; move it and {self.out} away") from None
         check_same(self.out, begun, self.settings | {"clock": begun.get("clock")})
-        if _digest(self.out) != digest:
+        if digest_of(self.out) != digest:
             raise StoreError(f"{there}, and was changed since it was made; give another --out")
         return True
 
@@ -215,27 +194,8 @@ class Regeneration:
             if (first := row.begin(asking).asks()) is not None:
                 asked.append(first)
         lengths = [length for row in sample for length in self._old_lengths(row)]
-        mean = min(self._max_new, sum(lengths) / len(lengths)) if lengths else 0.0
-        if not asked:  # no prompt leaves room for an answer
-            return Cost(self.survey.left, 0.0, mean, 0.0, 0.0)
-        _trial(engine, asked, 2)  # first calls allocate and compile
-        first_token, _ = _trial(engine, asked, 1)
-        seconds, tokens = _trial(engine, asked, _TRIAL)
-        # Of one that ends early, the others decide how long it takes.
-        step = max(seconds - first_token, 1e-9) / max(1, -(-tokens // len(asked)) - 1)
-        rounds = max(1.0, self.survey.left / len(asked))
-
-        def seconds_of(length: float) -> float:
-            return rounds * (first_token + (length - 1) * step)
-
-        most = seconds_of(self._max_new)
-        return Cost(
-            answers=self.survey.left,
-            seconds=seconds_of(mean) if lengths else None,
-            tokens=mean,
-            most_seconds=most,
-            tokens_per_second=rounds * len(asked) * self._max_new / most,
-        )
+        mean = min(self._max_new, sum(lengths) / len(lengths)) if lengths else None
+        return measured(engine, asked, self.survey.left, mean, self._max_new)
 
     def run(
         self, engine: GeneratingEngine, on_progress: Callable[[int, int], None] | None = None
@@ -283,8 +243,7 @@ class Regeneration:
         try:
             with (
                 replacing(self.out) as raw,
-                # No time in the gzip header: the same answers give the same bytes.
-                _Gzipped(raw) if self.out.suffix == ".gz" else nullcontext(raw) as file,
+                Gzipped(raw) if self.out.suffix == ".gz" else nullcontext(raw) as file,
             ):
                 for row in self._answerings(answers, bad):
                     records = row.replay()
@@ -305,7 +264,7 @@ class Regeneration:
                     counts["rows"] += 1
                     counts["as_is"] += not row.asked
                     _add(stay, row.left)
-                    file.write(_line(fields, dropped))
+                    file.write(line_of(fields, dropped))
                 if not counts["rows"]:
                     why = [f"{count} answers {reason}" for reason, count in cut.items()]
                     why += [f"{one.count} rows with {one.reason}" for one in bad.found()]
@@ -333,7 +292,7 @@ class Regeneration:
     def _write_manifest(self, made: Regenerated, engines: Sequence[Mapping[str, str]]) -> None:
         told = {
             "settings": self.settings,
-            "digest": _digest(self.out),
+            "digest": digest_of(self.out),
             "engines": [dict(engine) for engine in engines],
             "counts": asdict(made),
         }
@@ -427,63 +386,6 @@ class Regeneration:
         ]
 
 
-class _Gzipped(gzip.GzipFile):
-    def __init__(self, file: Any) -> None:
-        super().__init__(fileobj=file, mode="wb", mtime=0, filename="")
-
-
-class _Once:
-    """One prompt that is asked and not followed by another."""
-
-    finished = False
-
-    def __init__(self, asked: Asked) -> None:
-        self._asked: Asked | None = asked
-
-    def asks(self) -> Asked | None:
-        asked, self._asked = self._asked, None
-        return asked
-
-
-def _trial(engine: GeneratingEngine, asked: Sequence[Asked], tokens: int) -> tuple[float, int]:
-    """Seconds for so many new tokens of each prompt, and how many came of all."""
-    once: list[Dialogue] = [
-        _Once(Asked(one.prompt, min(tokens, one.max_new_tokens), one.seed)) for one in asked
-    ]
-    came = 0
-    started = time.perf_counter()
-    for group in engine.answers(once):
-        came += sum(len(answer.token_ids) for _, answer in group if isinstance(answer, Generated))
-    return time.perf_counter() - started, came
-
-
 def _add(total: Left, more: Left) -> None:
     for name, count in asdict(more).items():
         setattr(total, name, getattr(total, name) + count)
-
-
-def _line(fields: Mapping[str, Any], dropped: Counter[str]) -> bytes:
-    """One row as JSON; columns that JSON cannot hold are counted and left out."""
-    kept = {}
-    for name, value in fields.items():
-        try:
-            json.dumps(value, default=_dated)
-        except (TypeError, ValueError):
-            dropped[str(name)] += 1
-            continue
-        kept[name] = value
-    try:
-        return json.dumps(kept, ensure_ascii=False, default=_dated).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair in a column of its own
-        return json.dumps(kept, default=_dated).encode() + b"\n"
-
-
-def _dated(value: Any) -> str:
-    if isinstance(value, date):
-        return value.isoformat()
-    raise TypeError
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -6,9 +6,12 @@ import dataclasses
 import difflib
 from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from typing import Any, get_type_hints
+from typing import Any, Final, get_type_hints
 
 from .errors import CaptureHooksError
+
+#: Settings that a message can list and still be read.
+_MOST_LISTED: Final = 40
 
 
 def check_fields(settings: Any, kind: type[CaptureHooksError], prefix: str = "") -> None:
@@ -47,7 +50,8 @@ def check_names(
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise kind(f"{owner} has no setting {name!r}{hint} (it has {', '.join(sorted(known))})")
+            listed = f" (it has {', '.join(sorted(known))})" if len(known) <= _MOST_LISTED else ""
+            raise kind(f"{owner} has no setting {name!r}{hint}{listed}")
 
 
 @cache

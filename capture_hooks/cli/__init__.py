@@ -1,5 +1,6 @@
 """Command line: thin, no logic."""
 
+import errno
 import io
 import os
 import sys
@@ -21,6 +22,8 @@ _EXTRAS: Final = {
     "tokenizers": "train",
     "jinja2": "train",
 }
+#: What a full disk, a quota or a limit of the process says of a file, which it does not name.
+_DISK: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,8 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)  # as typer does when it meets one first
-    except OSError as error:  # of the last flush: nothing else is raised here as one
+    except OSError as error:  # of the last flush
         print(f"error: cannot write to the standard output: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 
 
@@ -78,6 +82,8 @@ def _foreseen(error: Exception) -> str | None:
     # torch.OutOfMemoryError is a GPU's; a CPU's is a plain RuntimeError.
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {os.fsdecode(error.filename)}: {error.strerror or error}"
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return f"a file, or the standard output, cannot be written: {error.strerror}"
     text, name = str(error), type(error).__name__
     if isinstance(error, MemoryError) or "OutOfMemory" in name or "can't allocate memory" in text:
         return f"out of memory{': ' + _first_line(text) if text else ''}"

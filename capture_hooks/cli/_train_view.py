@@ -37,7 +37,8 @@ class TrainView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._bar.live.is_started:  # else it would leave an empty line
+            self._bar.stop()
 
     def estimated(self, estimate: CostEstimate) -> None:
         """The cost, before the first step."""

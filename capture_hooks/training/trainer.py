@@ -23,6 +23,7 @@ from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import TrainingError
+from ..foreign import calling
 from .data import WindowDataset, pack
 from .ema import WeightAverage
 from .objective import Objective, supervised_rows, trainable_names
@@ -239,7 +240,9 @@ class HeadTrainer(Trainer):
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         self._staging = True
         try:
-            super()._save_checkpoint(model, trial)
+            # A full disk is an error of another class in safetensors, in torch and in Python.
+            with calling(f"cannot write the checkpoint {run / name}", TrainingError):
+                super()._save_checkpoint(model, trial)
         finally:
             self._staging = False
         self.accelerator.wait_for_everyone()

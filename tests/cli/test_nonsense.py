@@ -557,6 +557,14 @@ def _header(draw: st.DrawFn) -> Any:
     return change
 
 
+def test_a_prompt_that_is_no_text_is_one_line(bench: Bench) -> None:
+    asked = ["generate", "--model", "target", "--head", "head", "--prompt", "-", *SHORT]
+    done = bench.check(asked, stdin=b"caf\xe9")
+    assert done.code == 1
+    assert "error: the standard input is not UTF-8 text (" in done.err
+    assert bench.check(asked, stdin="café".encode()).code == 0
+
+
 @pytest.mark.parametrize("folder", READERS)
 def test_whatever_is_read(bench: Bench, folder: str) -> None:
     place = bench.pristine / folder

@@ -255,21 +255,22 @@ def examine_anatomy(model_type: str, model: Any) -> tuple[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=inspect.getdoc(sys.modules[__name__]))
     parser.add_argument("types", nargs="*", help="model types (default: all)")
-    parser.add_argument("--json", type=Path, help="also write the rows there")
+    parser.add_argument("--json", type=Path, help="rows kept there; those already in it are not run again")
     parser.add_argument("--write", action="store_true", help=f"keep the table in {DOCUMENT.name}")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
+    kept = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     rows: dict[str, dict[str, tuple[str, str]]] = {}
     for model_type in options.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
-        rows[model_type] = row = examine(model_type)
+        rows[model_type] = row = kept.get(model_type) or examine(model_type)
         print(model_type, *(f"{part}: {row[part][0]}" for part in PARTS if part in row), sep="  ", flush=True)
         for part, (verdict, detail) in row.items():
             if verdict != "ok":
                 print(f"    {part}: {' '.join(detail.split())[:400]}", flush=True)
         if options.json:
-            options.json.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+            options.json.write_text(json.dumps({**kept, **rows}, indent=1, ensure_ascii=False) + "\n")
     print("\n".join(counts(rows)))
     if options.write:
         DOCUMENT.write_text(table(rows))
@@ -287,6 +288,7 @@ def counts(rows: dict[str, dict[str, tuple[str, str]]]) -> list[str]:
 
 def table(rows: dict[str, dict[str, tuple[str, str]]]) -> str:
     """The document's text."""
+    missing = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(rows))
     lines = [
         "# transformers' language models, each one tried",
         "",
@@ -300,6 +302,7 @@ def table(rows: dict[str, dict[str, tuple[str, str]]]) -> str:
         "Made by `python benchmarks/families.py --write`.",
         "",
         *(f"* {line}" for line in counts(rows)),
+        *([f"* not run: {', '.join(missing)}"] if missing else []),
         "",
         "| family | anatomy | decoding | batches | LongRoPE | dynamic RoPE |",
         "|---|---|---|---|---|---|",

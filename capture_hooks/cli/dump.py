@@ -186,10 +186,10 @@ def _eagle3(n_layers: int, console: Console) -> CaptureSpec:
 def _examples(
     model: str, data: str, max_length: int | None, options: DataOptions, clock: str | None
 ) -> Examples:
-    from ..target import load_config, load_processor, load_tokenizer
+    from ..target import context_length, load_config, load_processor, load_tokenizer
 
     config = load_config(model)
-    context = getattr(config, "max_position_embeddings", None)
+    context = context_length(config)
     if max_length is not None and context is not None and max_length > context:
         raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
     return options.examples(

@@ -213,8 +213,8 @@ def train(
 
 def read(path: str, model: str, target: nn.Module, options: DataOptions, clock: str | None) -> Any:
     """A dump where there is one, else examples."""
-    from ..store import Dump, context_length
-    from ..target import load_processor, load_tokenizer
+    from ..store import Dump
+    from ..target import context_length, load_processor, load_tokenizer
 
     if (Path(path) / "manifest.json").exists():
         return Dump.open(Path(path))

@@ -7,7 +7,7 @@ import torch
 from ..capture import Anatomy
 from ..errors import DecodingError
 from ..heads.contract import DraftHead
-from ..store import context_length
+from ..target import context_length
 from .request import Request
 
 

@@ -1,7 +1,6 @@
 """Hidden states on disk: writing a dump, resuming it, and reading it through memory maps."""
 
 from .batches import plan_shards
-from .checks import context_length
 from .data import Example, Examples, read_examples
 from .dump import Dump
 from .engine_job import EngineDumpJob
@@ -25,7 +24,6 @@ __all__ = [
     "ShardRecord",
     "ShardTensors",
     "StoredSequence",
-    "context_length",
     "plan_shards",
     "read_examples",
     "write_dump",

@@ -20,25 +20,6 @@ _MEDIA_TOKEN: Final = re.compile(r"(image|video|vision|frame|audio|boi|eoi|boa|e
 _PLACEHOLDER: Final = re.compile(r"(image|video|audio)_token_(id|index)$")
 
 
-def context_length(model: nn.Module) -> int | None:
-    """Tokens a model was made to read; None where its configuration does not say.
-
-    A dynamic RoPE stretches ``max_position_embeddings`` by its factor (transformers 5.24,
-    modeling_rope_utils.py).
-    """
-    config: Any = getattr(model, "config", None)
-    if config is None:
-        return None
-    text = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    length = getattr(text, "max_position_embeddings", None)
-    if not length:
-        return None
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = [rope, *(kind for kind in rope.values() if isinstance(kind, dict))]
-    factors = [kind["factor"] for kind in kinds if kind.get("rope_type") == "dynamic" and "factor" in kind]
-    return int(length * min(factors, default=1))
-
-
 def image_tokens(model: nn.Module, names: re.Pattern[str] = _MEDIA_TOKEN) -> frozenset[int]:
     """Ids of the tokens that stand for images, video or sound, or surround them, by the configuration."""
     config: Any = getattr(model, "config", None)

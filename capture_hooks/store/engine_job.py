@@ -10,7 +10,8 @@ from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import EngineError
 from ..spec import CaptureSpec
-from .checks import check_examples, check_placeholders, check_text_alone, context_length
+from ..target import context_length
+from .checks import check_examples, check_placeholders, check_text_alone
 from .contract import CaptureEngine, SequenceError, SequenceStates
 from .data import Examples
 from .manifest import Engine, Manifest

@@ -13,8 +13,9 @@ from torch import nn
 from ..capture import find_anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..spec import CaptureSpec
+from ..target import context_length
 from .batches import plan_batches
-from .checks import check_examples, check_placeholders, context_length
+from .checks import check_examples, check_placeholders
 from .data import Examples
 from .forward import Captured, Target
 from .manifest import Engine, Manifest

@@ -1,12 +1,14 @@
 """Opening a target: its configuration, its weights, its tokenizer and processor, or its shape alone."""
 
 from .checkpoint import checkpoint_fingerprint, final_norm_of, hollow_anatomy
+from .context import context_length
 from .loading import load_config, load_processor, load_target, load_tokenizer, load_whole_config
 from .location import locate
 from .skeleton import skeleton
 
 __all__ = [
     "checkpoint_fingerprint",
+    "context_length",
     "final_norm_of",
     "hollow_anatomy",
     "load_config",

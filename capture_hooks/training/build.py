@@ -22,8 +22,9 @@ from ..heads.files import read_config
 from ..plugins import registry
 from ..settings import check_names
 from ..spec import CaptureSpec
-from ..store import Dump, Example, context_length
+from ..store import Dump, Example
 from ..store.checks import check_examples, check_placeholders, image_tokens
+from ..target import context_length
 from .config import TrainConfig
 from .data import Sequences, WindowDataset, pack, windows
 from .online import LiveCapture

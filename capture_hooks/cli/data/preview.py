@@ -56,7 +56,7 @@ def preview(
     from ...store.data.examples import row_encoder
     from ...store.data.pieces import printable
     from ...store.files import replacing
-    from ...target import load_config, load_processor, load_tokenizer
+    from ...target import context_length, load_config, load_processor, load_tokenizer
     from ...training.preview import pick, why_not
     from ...training.preview import preview as look_at
     from ._preview_html import page
@@ -67,7 +67,7 @@ def preview(
     options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows)
     settings = options.settings()
     config = load_config(model)
-    context = getattr(config, "max_position_embeddings", None)
+    context = context_length(config)
     if max_length is not None and context is not None and max_length > context:
         raise DataError(f"--max-length {max_length} is beyond the model's context of {context} tokens")
     tokenizer, processor = load_tokenizer(model), partial(load_processor, model)

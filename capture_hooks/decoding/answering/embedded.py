@@ -26,6 +26,7 @@ from transformers.generation.logits_process import (
 )
 
 from ...errors import DecodingError
+from ...target import context_length
 from ..contract import Asked, Dialogue, Generated, Sampling
 
 #: Batches of dialogues in a block: among so many prompts, those of one length are found.
@@ -77,8 +78,7 @@ class EmbeddedGeneration:
     @property
     def context(self) -> int | None:
         """Most tokens of a prompt and its answer."""
-        context: int | None = getattr(self._config, "max_position_embeddings", None)
-        return context
+        return context_length(self._config)
 
     @property
     def at_once(self) -> int:

@@ -16,7 +16,7 @@ from capture_hooks.launch.prompts import in_flight
 from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.contract import SequenceError, SequenceStates
-from capture_hooks.target import load_config
+from capture_hooks.target import context_length, load_config
 
 from ..launch.flags import read_flags
 from ..serving.asked import SPEC, SPOOL
@@ -123,8 +123,7 @@ def _context_of(model: Path) -> int | None:
         config = load_config(str(model))
     except ModelError:
         return None  # SGLang reads it too, and says what is wrong with it
-    context: int | None = getattr(config, "max_position_embeddings", None)
-    return context
+    return context_length(config)
 
 
 def command_line(model: Path, words: Sequence[str]) -> list[str]:

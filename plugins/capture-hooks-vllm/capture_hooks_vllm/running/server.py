@@ -15,7 +15,7 @@ from typing import Any, Final
 from capture_hooks.errors import EngineError, ModelError
 from capture_hooks.launch.server import Server
 from capture_hooks.launch.server import running as running_server
-from capture_hooks.target import load_config
+from capture_hooks.target import context_length, load_config
 
 from ..launch import checks
 from ..launch.command import MODULE, SETTINGS
@@ -121,7 +121,7 @@ def context_of(model: Path, beyond: int) -> tuple[list[str], dict[str, str]]:
         config = load_config(str(model))
     except ModelError:
         return [], {}
-    context: int | None = getattr(config, "max_position_embeddings", None)
+    context = context_length(config)
     if context is None:
         return [], {}
     return ["--max-model-len", str(context + beyond)], {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ._version import __version__
 from .errors import CaptureHooksError
 from .hookspecs import hookimpl
 from .spec import CaptureSpec, Point
@@ -9,7 +10,6 @@ from .spec import CaptureSpec, Point
 if TYPE_CHECKING:
     from .capture import bind
 
-__version__ = "0.1.0"
 __all__ = ["CaptureHooksError", "CaptureSpec", "Point", "__version__", "bind", "hookimpl"]
 
 

@@ -1,23 +1,41 @@
-"""What the core contributes itself, through the hooks that any plugin uses.  Listing it imports no torch."""
+"""What the core contributes itself: a plugin like any other, except that it is always there.
+
+Each hook imports what it returns, so that asking for one kind loads nothing of another.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from .conventions.builtin import capture_hooks_conventions, capture_hooks_readers
 from .hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from .store.formats import DumpFormat
+    from collections.abc import Sequence
 
-__all__ = ["capture_hooks_conventions", "capture_hooks_formats", "capture_hooks_readers"]
+    from .conventions import Convention, Reader
+    from .store.formats import DumpFormat
 
 #: Names of `store.formats.builtin.FORMATS`.
 _FORMATS: Final = (
     *("capture-hooks", "speculators", "speculators-v1", "speculators-v0"),
     *("specforge", "specforge-gz", "modelopt", "vllm"),
 )
+
+
+@hookimpl
+def capture_hooks_conventions() -> Sequence[Convention]:
+    """What each library's ids mean."""
+    from .conventions import builtin
+
+    return builtin.capture_hooks_conventions()
+
+
+@hookimpl
+def capture_hooks_readers() -> Sequence[Reader]:
+    """How engines read a head's ``config.json``."""
+    from .conventions import builtin
+
+    return builtin.capture_hooks_readers()
 
 
 @hookimpl
@@ -36,7 +54,7 @@ def _forwarded(member: str) -> property:
 
 
 class _Format:
-    """One of the core's formats, imported when it is used."""
+    """One of the core's formats, imported when it is used: they need torch, and their names do not."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,8 +1,9 @@
 """What is installed, by name: the loader of the plugin contract.
 
 `registry()` is the process's one registry, built on first use; `build_registry` makes one as a plain
-value.  A plugin is the object named by an entry point of the group ``capture_hooks``.  Each is
-loaded, registered and checked by itself, so one that is broken is reported and left out:
+value.  A plugin is the object named by an entry point of the group ``capture_hooks``.  One
+`pluggy.PluginManager` holds all of them.  Each is registered and checked by itself, and its hooks are
+called one at a time, so one that is broken is reported and left out:
 
 * one that cannot be imported, has a wrong signature or an unknown hook adds nothing;
 * a hook that raises or returns something of the wrong shape loses what that hook would have added.
@@ -14,31 +15,30 @@ Which plugins are loaded is set by four environment variables; names are entry-p
 * ``CAPTURE_HOOKS_DISABLE_PLUGINS=a,b``: leave these out;
 * ``CAPTURE_HOOKS_STRICT_PLUGINS=1``: raise where a plugin would be reported as broken.
 
-Nothing here imports torch; a plugin's own hooks may.
+This module imports no room of the project: what a value of a kind can do is the affair of the room that uses
+it, which states the type (``heads: Mapping[str, HeadProvider] = registry().heads``).
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
+import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import Any, Final, Generic, TypeVar, final
 
-from ._contributions import Contributions, MissingPluginError
-from ._one_plugin import KINDS, BrokenPlugin, LoadedPlugin, Origin, hook_name
+import pluggy
+
+from . import hookspecs
+from ._version import __version__
 from .errors import PluginError
-
-if TYPE_CHECKING:
-    from .capture.anatomy import AnatomyProvider
-    from .cli.contract import Command
-    from .conventions.contract import Convention, Reader
-    from .decoding.contract import EngineProvider
-    from .heads.contract import HeadProvider
-    from .store.formats import DumpFormat
+from .hookspecs import KINDS, PROJECT
 
 __all__ = [
     "GROUP",
@@ -54,9 +54,19 @@ __all__ = [
 
 #: The entry-point group.
 GROUP: Final = "capture_hooks"
-_CORE: Final = "core"
+#: The core's own plugin, which is loaded whatever the environment says.
+_CORE: Final = metadata.EntryPoint("core", "capture_hooks._core", GROUP)
 #: What a plugin's own code may raise, all of it kept and shown; a user's interrupt goes through.
 _ISOLATED: Final = (Exception, SystemExit)
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_T = TypeVar("_T")
+
+
+class MissingPluginError(PluginError, KeyError):
+    """Nothing installed has the name that was asked for."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would print the message quoted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +80,66 @@ class PluginInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class _Collected:
-    """One kind, from every plugin."""
+class BrokenPlugin:
+    """A plugin, or one hook of it, that was left out.
 
-    values: Mapping[str, Any]
-    owners: Mapping[str, LoadedPlugin]
-    broken: tuple[BrokenPlugin, ...]
+    Attributes:
+        name: entry-point name.
+        distribution: the installed distribution that declares it.
+        version: that distribution's version.
+        reason: one line.
+        traceback: the full text, for its author.
+        hook: the hook that failed; None when the plugin could not be loaded at all.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    reason: str
+    traceback: str
+    hook: str | None = None
+
+    def __str__(self) -> str:
+        where = f", in {self.hook}" if self.hook else ""
+        return f"{self.name} ({self.distribution} {self.version}{where}): {self.reason}"
+
+
+@final
+class Contributions(Mapping[str, _T], Generic[_T]):
+    """Read-only values by name, sorted; a missing name raises a `PluginError` that lists them."""
+
+    __slots__ = ("_broken", "_kind", "_values")
+
+    def __init__(self, kind: str, values: Mapping[str, _T], broken: Sequence[BrokenPlugin]) -> None:
+        self._kind = kind
+        self._values = dict(sorted(values.items()))
+        self._broken = tuple(broken)
+
+    def __getitem__(self, name: str) -> _T:
+        if name in self._values:
+            return self._values[name]
+        near = difflib.get_close_matches(str(name), self._values, n=1)
+        lines = [
+            f"nothing named {name!r} among the installed {self._kind}"
+            + (f" ({', '.join(self._values)})" if self._values else ": there are none")
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        ]
+        if self._broken:
+            lines.append("broken, and so left out:")
+            lines += [f"  {plugin}" for plugin in self._broken]
+        raise MissingPluginError("\n".join(lines))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"<{self._kind}: {', '.join(self._values) or 'none'}>"
 
 
 @final
@@ -85,60 +149,57 @@ class Registry:
     Every property may raise `PluginError`: two plugins add one name or, in strict mode, a hook is broken.
     """
 
-    __slots__ = ("_kinds", "_loaded", "_strict", "_unloadable")
+    __slots__ = ("_collected", "_manager", "_origins", "_strict", "_unloadable")
 
-    def __init__(
-        self, loaded: Iterable[LoadedPlugin], unloadable: Iterable[BrokenPlugin], strict: bool = False
-    ) -> None:
-        self._loaded = tuple(sorted(loaded, key=lambda plugin: plugin.origin.name))
-        self._unloadable = tuple(sorted(unloadable, key=lambda plugin: plugin.name))
+    def __init__(self, strict: bool = False) -> None:
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(hookspecs)
         self._strict = strict
-        self._kinds: dict[str, _Collected] = {}
+        #: By plugin name, those that are registered and those that could not be.
+        self._origins: dict[str, _Origin] = {}
+        self._unloadable: list[BrokenPlugin] = []
+        self._collected: dict[str, _Collected] = {}
 
     @property
-    def anatomies(self) -> Contributions[AnatomyProvider]:
-        """How to find the decoder's parts, by provider name."""
+    def anatomies(self) -> Contributions[Any]:
+        """How to find the decoder's parts (`capture.AnatomyProvider`), by provider name."""
         return self._contributions("anatomies")
 
     @property
-    def heads(self) -> Contributions[HeadProvider]:
-        """Draft heads, by name."""
+    def heads(self) -> Contributions[Any]:
+        """Draft heads (`heads.HeadProvider`), by name."""
         return self._contributions("heads")
 
     @property
-    def conventions(self) -> Contributions[Convention]:
-        """Meanings of integer layer ids, by name."""
+    def conventions(self) -> Contributions[Any]:
+        """Meanings of integer layer ids (`conventions.Convention`), by name."""
         return self._contributions("conventions")
 
     @property
-    def readers(self) -> Contributions[Reader]:
-        """How engines read a head's ``config.json``, by name."""
+    def readers(self) -> Contributions[Any]:
+        """How engines read a head's ``config.json`` (`conventions.Reader`), by name."""
         return self._contributions("readers")
 
     @property
-    def formats(self) -> Contributions[DumpFormat]:
-        """Formats of hidden-state dumps, by name."""
+    def formats(self) -> Contributions[Any]:
+        """Formats of hidden-state dumps (`store.formats.DumpFormat`), by name."""
         return self._contributions("formats")
 
     @property
-    def engines(self) -> Contributions[EngineProvider]:
-        """Engines, by name."""
+    def engines(self) -> Contributions[Any]:
+        """Engines (`decoding.contract.EngineProvider`), by name."""
         return self._contributions("engines")
 
     @property
-    def commands(self) -> Contributions[Command]:
-        """Extra commands of the command line, by name."""
+    def commands(self) -> Contributions[Any]:
+        """Extra commands of the command line (`cli.contract.Command`), by name."""
         return self._contributions("commands")
 
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
         """Every plugin that was loaded, by name, with what it adds.  Calls every hook."""
-        return tuple(
-            PluginInfo(
-                plugin.origin.name, plugin.origin.distribution, plugin.origin.version, self._added_by(plugin)
-            )
-            for plugin in self._loaded
-        )
+        loaded = sorted(name for name, _ in self._manager.list_name_plugin())
+        return tuple(self._info(self._origins[name]) for name in loaded)
 
     @property
     def broken(self) -> tuple[BrokenPlugin, ...]:
@@ -146,36 +207,69 @@ class Registry:
         hooks = [broken for kind in KINDS for broken in self._collect(kind).broken]
         return tuple(sorted((*self._unloadable, *hooks), key=lambda broken: broken.name))
 
-    def _contributions(self, kind: str) -> Contributions[Any]:
-        collected = self._collect(kind)
-        return Contributions(kind, collected.values, (*self._unloadable, *collected.broken))
+    def _load(self, entry_point: metadata.EntryPoint, origin: _Origin) -> None:
+        """Import and register one plugin; report it where that fails.
 
-    def _added_by(self, plugin: LoadedPlugin) -> Mapping[str, tuple[str, ...]]:
-        adds = {}
-        for kind in KINDS:
-            owners = self._collect(kind).owners
-            if names := tuple(sorted(name for name, owner in owners.items() if owner is plugin)):
-                adds[kind] = names
-        return MappingProxyType(adds)
+        Raises:
+            PluginError: another plugin has its name or, in strict mode, it is broken.
+        """
+        if origin.name in self._origins:
+            raise _duplicate(f"plugins named {origin.name!r}", self._origins[origin.name], origin)
+        self._origins[origin.name] = origin
+        try:
+            plugin = entry_point.load()
+            if (other := self._manager.get_name(plugin)) is not None:
+                raise PluginError(f"{entry_point.value} is also the plugin {self._origins[other]}")
+            self._manager.register(plugin, origin.name)
+            self._manager.check_pending()  # those before passed, so this is about the new one
+            if not self._manager.get_hookcallers(plugin):
+                raise PluginError("it implements no hook; decorate its functions with capture_hooks.hookimpl")
+        except _ISOLATED as error:
+            if self._manager.has_plugin(origin.name):
+                self._manager.unregister(name=origin.name)
+            self._unloadable.append(self._leave_out(origin, error))
 
     def _collect(self, kind: str) -> _Collected:
-        if kind not in self._kinds:
-            values: dict[str, Any] = {}
-            owners: dict[str, LoadedPlugin] = {}
-            broken: list[BrokenPlugin] = []
-            for plugin in self._loaded:
-                try:
-                    added = plugin.values(kind)
-                except _ISOLATED as error:
-                    broken.append(_left_out(error, plugin.origin, self._strict, hook_name(kind)))
-                    continue
-                for name in added:
-                    if name in owners:
-                        raise _duplicate(f"{kind} named {name!r}", owners[name].origin, plugin.origin)
-                    owners[name] = plugin
-                values.update(added)
-            self._kinds[kind] = _Collected(values, owners, tuple(broken))
-        return self._kinds[kind]
+        """Call one hook of every plugin that implements it, in the order of their names."""
+        if kind in self._collected:
+            return self._collected[kind]
+        hook: pluggy.HookCaller = getattr(self._manager.hook, f"{PROJECT}_{kind}")
+        found = _Collected({}, {}, [])
+        for implementation in sorted(hook.get_hookimpls(), key=lambda one: one.plugin_name):
+            origin = self._origins[implementation.plugin_name]
+            try:
+                added = _checked(implementation.function(), kind)
+            except _ISOLATED as error:
+                found.broken.append(self._leave_out(origin, error, hook.name))
+                continue
+            for name, value in added.items():
+                if name in found.owners:
+                    raise _duplicate(f"{kind} named {name!r}", found.owners[name], origin)
+                found.owners[name] = origin
+                found.values[name] = value
+        self._collected[kind] = found
+        return found
+
+    def _contributions(self, kind: str) -> Contributions[Any]:
+        found = self._collect(kind)
+        return Contributions(kind, found.values, (*self._unloadable, *found.broken))
+
+    def _info(self, origin: _Origin) -> PluginInfo:
+        added = {
+            kind: tuple(sorted(name for name, owner in self._collect(kind).owners.items() if owner is origin))
+            for kind in KINDS
+        }
+        adds = {kind: names for kind, names in added.items() if names}
+        return PluginInfo(origin.name, origin.distribution, origin.version, MappingProxyType(adds))
+
+    def _leave_out(self, origin: _Origin, error: BaseException, hook: str | None = None) -> BrokenPlugin:
+        text = " ".join(str(error).split()) or "no message"
+        reason = text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
+        lines = "".join(traceback.format_exception(error))
+        broken = BrokenPlugin(origin.name, origin.distribution, origin.version, reason, lines, hook)
+        if self._strict:
+            raise PluginError(f"broken plugin (CAPTURE_HOOKS_STRICT_PLUGINS is set): {broken}") from error
+        return broken
 
 
 def build_registry(
@@ -190,38 +284,27 @@ def build_registry(
     Raises:
         PluginError: two plugins of one name, a malformed variable, or in strict mode any broken plugin.
     """
-    from . import __version__, _core  # here, because conventions look themselves up in the registry
-
     environ = os.environ if environ is None else environ
     autoload = not _flag(environ, "CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD")
-    strict = _flag(environ, "CAPTURE_HOOKS_STRICT_PLUGINS")
     wanted = _names(environ, "CAPTURE_HOOKS_PLUGINS")
     unwanted = _names(environ, "CAPTURE_HOOKS_DISABLE_PLUGINS")
     found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
 
-    origins = {_CORE: Origin(_CORE, "capture-hooks", __version__)}
-    loaded = [LoadedPlugin.register(_core, origins[_CORE])]
-    broken = []
+    built = Registry(_flag(environ, "CAPTURE_HOOKS_STRICT_PLUGINS"))
+    built._load(_CORE, _Origin(_CORE.name, "capture-hooks", __version__))
     seen: set[str] = set()
     for entry_point in sorted(found, key=lambda e: (e.name, e.value)):
-        origin = Origin.of(entry_point)
+        origin = _Origin.of(entry_point)
         names = {_canonical(origin.name), _canonical(origin.distribution)}
         seen |= names
-        if names & unwanted or not (names & wanted if wanted else autoload):
-            continue
-        if origin.name in origins:
-            raise _duplicate(f"plugins named {origin.name!r}", origins[origin.name], origin)
-        origins[origin.name] = origin
-        try:
-            loaded.append(LoadedPlugin.register(entry_point.load(), origin))
-        except _ISOLATED as error:
-            broken.append(_left_out(error, origin, strict))
-    for name in wanted - seen:
+        if not names & unwanted and (names & wanted if wanted else autoload):
+            built._load(entry_point, origin)
+    for name in sorted(wanted - seen):
         absent = PluginError(
             "named in CAPTURE_HOOKS_PLUGINS, but no installed plugin or distribution is called that"
         )
-        broken.append(_left_out(absent, Origin(name, "not installed", "-"), strict))
-    return Registry(loaded, broken, strict)
+        built._unloadable.append(built._leave_out(_Origin(name, "not installed", "-"), absent))
+    return built
 
 
 @functools.cache
@@ -230,14 +313,69 @@ def registry() -> Registry:
     return build_registry()
 
 
-def _left_out(error: BaseException, origin: Origin, strict: bool, hook: str | None = None) -> BrokenPlugin:
-    broken = origin.broken(error, hook)
-    if strict:
-        raise PluginError(f"broken plugin (CAPTURE_HOOKS_STRICT_PLUGINS is set): {broken}") from error
-    return broken
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """A plugin's name, and the distribution that declares it."""
+
+    name: str
+    distribution: str
+    version: str
+
+    @classmethod
+    def of(cls, entry_point: metadata.EntryPoint) -> _Origin:
+        """An entry point made by hand belongs to no distribution."""
+        if entry_point.dist is None:
+            return cls(entry_point.name, "no distribution", "-")
+        return cls(entry_point.name, entry_point.dist.name, entry_point.dist.version)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.distribution} {self.version})"
 
 
-def _duplicate(what: str, first: Origin, second: Origin) -> PluginError:
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    """One kind, from every plugin: values and where they come from, by name."""
+
+    values: dict[str, Any]
+    owners: dict[str, _Origin]
+    broken: list[BrokenPlugin]
+
+
+def _checked(result: object, kind: str) -> dict[str, Any]:
+    """What a hook returned, by name.
+
+    Raises:
+        PluginError: it is no list of values of this kind.
+    """
+    if result is None:
+        raise PluginError("returned None; return a list, empty if there is nothing to add")
+    if not isinstance(result, list | tuple):
+        raise PluginError(f"returned a {type(result).__name__}; return a list")
+    values: dict[str, Any] = {}
+    for value in result:
+        name = _checked_name(value, kind)
+        if name in values:
+            raise PluginError(f"returned two {kind} named {name!r}")
+        values[name] = value
+    return values
+
+
+def _checked_name(value: object, kind: str) -> str:
+    if isinstance(value, type):
+        raise PluginError(f"returned the class {value.__qualname__}; return an instance of it")
+    what = f"returned a {type(value).__qualname__}"
+    # Statically: a member may be a property that imports torch.
+    missing = object()
+    absent = [m for m in ("name", *KINDS[kind]) if inspect.getattr_static(value, m, missing) is missing]
+    if absent:
+        raise PluginError(f"{what}, which is none of the {kind}: it has no {', '.join(absent)}")
+    name: object = getattr(value, "name")  # noqa: B009  # its static type has none
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise PluginError(f"{what} whose name is {name!r}; a name is letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _duplicate(what: str, first: _Origin, second: _Origin) -> PluginError:
     return PluginError(
         f"two {what}: one from {first.distribution} {first.version}, one from {second.distribution} "
         f"{second.version}; uninstall one, or name its distribution in CAPTURE_HOOKS_DISABLE_PLUGINS"

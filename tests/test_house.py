@@ -31,9 +31,8 @@ ROOMS = (
     "conventions",
     "spec",
     "plugins",
-    "_contributions",
-    "_one_plugin",
     "hookspecs",
+    "_version",
     "settings",
     "foreign",
     "errors",
@@ -42,39 +41,9 @@ ROOMS = (
 NOT_FOR_PLUGINS = {"testing", "cli", "_core"}
 
 #: Imports that point up: importing module, imported module.
-UPWARD = {
-    *(("capture_hooks.hookspecs", f"capture_hooks.{room}.contract") for room in ("cli", "conventions")),
-    *(("capture_hooks.hookspecs", f"capture_hooks.{room}.contract") for room in ("decoding", "heads")),
-    ("capture_hooks.hookspecs", "capture_hooks.capture.anatomy"),
-    ("capture_hooks.hookspecs", "capture_hooks.store.formats"),
-    *(("capture_hooks.plugins", f"capture_hooks.{room}.contract") for room in ("cli", "conventions")),
-    *(("capture_hooks.plugins", f"capture_hooks.{room}.contract") for room in ("decoding", "heads")),
-    ("capture_hooks.plugins", "capture_hooks.capture.anatomy"),
-    ("capture_hooks.plugins", "capture_hooks.store.formats"),
-    ("capture_hooks.plugins", "capture_hooks._core"),
-    ("capture_hooks.plugins", "capture_hooks"),
-    ("capture_hooks.cli.app", "capture_hooks"),
-    ("capture_hooks.heads.formats.plain", "capture_hooks"),
-    ("capture_hooks.heads.saving", "capture_hooks"),
-    ("capture_hooks.heads.witness", "capture_hooks"),
-    ("capture_hooks.store.formats.ours", "capture_hooks"),
-}
+UPWARD: set[tuple[str, str]] = set()
 #: Modules that import themselves by way of others.
 CIRCLES = {
-    frozenset(
-        "capture_hooks" + name
-        for name in (
-            *("", "._contributions", "._core", "._one_plugin", ".hookspecs", ".plugins"),
-            *(".capture", ".capture.buffers", ".capture.compiled", ".capture.pack", ".capture.plan"),
-            *(".capture.session", ".capture.unwrap"),
-            *(".conventions", ".conventions.builtin", ".conventions.lookup"),
-            *(".conventions.sglang.dflash_reader", ".conventions.sglang_reader"),
-            *(".conventions.vllm_reader", ".conventions.vllm_runners"),
-            *(".store.formats", ".store.formats.builtin", ".store.formats.convert"),
-            *(".store.formats.describe", ".store.formats.ours", ".store.formats.settle"),
-            *(".store.formats.target", ".target", ".target.checkpoint"),
-        )
-    ),
     frozenset(("capture_hooks_eagle3.checkpoint", "capture_hooks_eagle3.head")),
     frozenset(("capture_hooks_vllm.activate", "capture_hooks_vllm.serving.host")),
 }
@@ -94,8 +63,6 @@ ASKING = {
 }
 #: What binding a spec to a transformers model loads of our own, beyond `bind` itself and that anatomy.
 BOUND_WITH = {
-    "capture_hooks._core",
-    "capture_hooks.conventions",
     "capture_hooks_sglang.anatomy",
     "capture_hooks_sglang.parts",
     "capture_hooks_sglang.rehearsal",
@@ -233,8 +200,8 @@ def test_binding_loads_capture_and_one_anatomy() -> None:
     others = {
         name if room(name) not in ROOMS else f"capture_hooks.{room(name)}"
         for name in loaded.split()
-        if room(name) not in ("", "capture", "spec", "errors", "hookspecs", "capture_hooks_transformers")
-        and room(name) not in ("plugins", "_contributions", "_one_plugin")
+        if room(name) not in ("", "_version", "errors", "hookspecs", "plugins", "_core", "spec", "capture")
+        and room(name) != "capture_hooks_transformers"
         and name not in (room(name), f"{room(name)}.plugin")
     }
     assert others == BOUND_WITH

@@ -27,9 +27,10 @@ def installed_engine(name: str) -> EngineProvider:
     from ..plugins import MissingPluginError, registry
 
     try:
-        return registry().engines[name]
+        found: EngineProvider = registry().engines[name]
     except MissingPluginError as error:
         raise MissingPluginError(f"{error}\n{EMBEDDED!r} needs no plugin") from None
+    return found
 
 
 def target_path(model: str) -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
-from .. import __version__
+from .._version import __version__
 from ..errors import PluginError
 from ..plugins import Registry, registry
 from . import convert, data, dump, eval_, explain, generate, plugins, points, serve, train
@@ -34,7 +34,8 @@ def build(arguments: Sequence[str] = ()) -> typer.Typer:
     wanted = next((word for word in arguments if not word.startswith("-")), None)
     if wanted not in core and "--version" not in arguments:
         installed = registry()
-        for command in installed.commands.values():
+        commands: Mapping[str, Command] = installed.commands
+        for command in commands.values():
             if command.name in core:
                 raise PluginError(
                     f"{_owner(installed, command)} adds a command {command.name!r}, which is the core's own; "

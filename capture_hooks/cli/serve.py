@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ._engines import target_path
+
+if TYPE_CHECKING:
+    from ..decoding.contract import EngineProvider
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +35,7 @@ def serve(
     """
     from ..plugins import registry
 
-    provider = registry().engines[engine]
+    provider: EngineProvider = registry().engines[engine]
     if model is None:
         raise typer.BadParameter(_whose(head), param_hint="--model")
     raise typer.Exit(provider.serve(head, target_path(model), settings or [], start_timeout))

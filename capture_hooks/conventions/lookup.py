@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import ConventionError
@@ -51,7 +51,8 @@ def convention(name: str) -> Convention:
     Raises:
         PluginError: there is none; the message lists those there are, and the plugins that are broken.
     """
-    return registry().conventions[name]
+    found: Convention = registry().conventions[name]
+    return found
 
 
 def convention_for(
@@ -177,7 +178,7 @@ def in_force() -> tuple[Convention, ...]:
     Raises:
         ConventionError: two replace the same one, or one replaces what is not there or not its own key's.
     """
-    known = registry().conventions
+    known: Mapping[str, Convention] = registry().conventions
     replaced: dict[str, Convention] = {}
     for chosen in known.values():
         name = chosen.overrides

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..conventions import Convention
 from ..errors import ConventionError, HeadError
 from ..plugins import registry
 from ..spec import CaptureSpec, Point
@@ -133,7 +134,7 @@ def _meaning(statement: EngineStatement, ids: Any, n_layers: int) -> str:
 
 def _points(statement: EngineStatement, ids: list[int], n_layers: int) -> tuple[Point, ...] | None:
     """The points that ids mean; None where the convention is not installed."""
-    conventions = registry().conventions
+    conventions: Mapping[str, Convention] = registry().conventions
     if statement.convention is None or statement.convention not in conventions:
         return None
     return conventions[statement.convention].to_points(ids, n_layers)

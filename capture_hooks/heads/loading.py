@@ -19,7 +19,7 @@ from ..spec import CaptureSpec
 from . import files
 from .config import CaptureSection, number, read_section
 from .consistency import check_section, check_shapes
-from .contract import DraftHead
+from .contract import DraftHead, HeadProvider
 from .formats.load import load_foreign
 from .readout import readout_of
 from .vocabulary import check_vocabulary
@@ -170,8 +170,8 @@ def _restore(
     order: Sequence[int],
     anatomy: Anatomy,
 ) -> DraftHead:
-    provider, readout = registry().heads[name], readout_of(anatomy, spec)
-    return provider.restore(tensors, config, spec, tuple(order), anatomy, readout)
+    provider: HeadProvider = registry().heads[name]
+    return provider.restore(tensors, config, spec, tuple(order), anatomy, readout_of(anatomy, spec))
 
 
 def _in_order_of(wanted: CaptureSpec | None, head: DraftHead, anatomy: Anatomy, where: str) -> DraftHead:

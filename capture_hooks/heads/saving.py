@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import __version__
+from .._version import __version__
 from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
@@ -21,7 +21,7 @@ from ..spec import CaptureSpec
 from . import files
 from .config import CaptureSection, WitnessFile, compose, model_type
 from .consistency import check_section, check_shapes
-from .contract import DraftHead
+from .contract import DraftHead, HeadProvider
 from .engines import EngineStatement, statements
 from .order import depth_order, in_order
 from .vocabulary import check_vocabulary
@@ -76,7 +76,7 @@ def save_head(
     """
     place = Path(directory)
     anatomy = find_anatomy(model)
-    provider = registry().heads[head.name]
+    provider: HeadProvider = registry().heads[head.name]
     _check_belongs(head, witness, anatomy)
     order = depth_order(head.spec, anatomy.n_layers)
     tensors, fields = head.export(order)

@@ -22,7 +22,7 @@ from typing import Final, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from .. import __version__
+from .._version import __version__
 from ..capture import bind, find_anatomy
 from ..capture.anatomy import Anatomy
 from ..errors import HeadError, SpecError

@@ -17,7 +17,7 @@ from ..capture.fingerprint import TargetFingerprint
 from ..errors import TrainingError
 from ..foreign import calling
 from ..heads import load_head, readout_of
-from ..heads.contract import DraftHead
+from ..heads.contract import DraftHead, HeadProvider
 from ..heads.files import read_config
 from ..plugins import registry
 from ..settings import check_names
@@ -186,7 +186,7 @@ def _source(data: Data, anatomy: Anatomy, spec: CaptureSpec) -> Sequences:
 
 
 def _create(config: TrainConfig, spec: CaptureSpec, anatomy: Anatomy, draft_token_ids: Tensor) -> DraftHead:
-    provider = registry().heads[config.head]
+    provider: HeadProvider = registry().heads[config.head]
     known = {f.name for f in dataclasses.fields(provider.config_type)}
     check_names(config.head, config.head_config, known, TrainingError)
     settings = provider.config_type(**config.head_config)

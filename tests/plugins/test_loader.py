@@ -134,6 +134,12 @@ BROKEN = {
         "returned the class Format; return an instance",
         "capture_hooks_formats",
     ),
+    "wrapper": (
+        "from capture_hooks import hookimpl\n@hookimpl(wrapper=True)\n"
+        "def capture_hooks_formats():\n    yield\n    return []",
+        "returned a generator; return a list",
+        "capture_hooks_formats",
+    ),
     "bad-name": (
         FORMAT.format(name="two words"),
         "whose name is 'two words'",
@@ -241,6 +247,18 @@ def test_two_plugins_may_not_have_one_name(install: Install, build: Callable[...
         build(DISABLE_PLUGINS="first")
 
 
+def test_one_module_is_one_plugin(install: Install, build: Callable[..., Registry], tmp_path: Path) -> None:
+    install("first", FORMAT.format(name="acme"))
+    (tmp_path / "first-1.2.dist-info" / "entry_points.txt").write_text(
+        f"[{GROUP}]\nfirst = loader_test_first\nsecond = loader_test_first\n"
+    )
+    found = build()
+    assert added(found) == ["acme"]
+    assert [str(broken) for broken in found.broken] == [
+        "second (first 1.2): loader_test_first is also the plugin first (first 1.2)"
+    ]
+
+
 def test_a_convention_of_the_core_cannot_be_replaced(
     install: Install, build: Callable[..., Registry]
 ) -> None:
@@ -332,7 +350,7 @@ def test_every_hook_has_a_kind_and_every_kind_its_contract() -> None:
 
     from capture_hooks.capture.anatomy import AnatomyProvider
     from capture_hooks.cli.contract import Command
-    from capture_hooks.conventions import Convention
+    from capture_hooks.conventions import Convention, Reader
     from capture_hooks.decoding.contract import EngineProvider
     from capture_hooks.heads.contract import HeadProvider
     from capture_hooks.store.formats import DumpFormat
@@ -344,7 +362,9 @@ def test_every_hook_has_a_kind_and_every_kind_its_contract() -> None:
         "formats": DumpFormat,
         "engines": EngineProvider,
         "commands": Command,
+        "readers": Reader,
     }
+    assert contracts.keys() == KINDS.keys()
     for kind, contract in contracts.items():
         members = {
             m for base in contract.__mro__[:-1] for m in (*vars(base), *getattr(base, "__annotations__", ()))
@@ -359,6 +379,22 @@ def test_the_process_has_one_registry() -> None:
 
 def test_the_fixture_of_the_pytest_plugin(capture_registry: Registry) -> None:
     assert "vllm" in capture_registry.conventions
+
+
+@pytest.mark.parametrize(
+    ("kind", "room"), [("conventions", "conventions"), ("readers", "conventions"), ("anatomies", "")]
+)
+def test_a_kind_loads_nothing_of_another(kind: str, room: str) -> None:
+    code = (
+        f"import sys; from capture_hooks.plugins import registry; registry().{kind}; "
+        "print(*{name.split('.')[1] for name in sys.modules if name.startswith('capture_hooks.')})"
+    )
+    environ = {"CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environ, capture_output=True, text=True
+    )
+    loaded = {"_core", "_version", "errors", "hookspecs", "plugins", "spec"} | {room} - {""}
+    assert set(done.stdout.split()) == loaded
 
 
 def test_loading_and_listing_the_core_imports_no_torch() -> None:

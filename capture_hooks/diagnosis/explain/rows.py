@@ -37,7 +37,8 @@ def of_file(config: Mapping[str, Any], facts: TargetFacts, trained: TrainedOn) -
     family, n_layers = facts.target.family, facts.target.n_layers
     block = any(for_block_drafters(key) for key in layer_ids(config))
     rows = []
-    for reader in registry().readers.values():
+    readers: Mapping[str, Reader] = registry().readers
+    for reader in readers.values():
         if _is_for_blocks(reader.library) and not block:
             continue
         if family is None or n_layers is None:

@@ -126,7 +126,7 @@ def named(name: str, target: Target, ids: Collection[str] = ()) -> Convention:
         PluginError: there is neither.
         ConventionError: several of the library apply, or which does depends on a family that is not known.
     """
-    known = registry().conventions
+    known: Mapping[str, Convention] = registry().conventions
     if name in known or name not in {convention.library for convention in known.values()}:
         return known[name]
     if target.family is None:

@@ -14,7 +14,7 @@ from ...capture import find_anatomy
 from ...capture.anatomy import Anatomy
 from ...errors import HeadError
 from ...plugins import registry
-from ..contract import DraftHead
+from ..contract import DraftHead, HeadProvider
 from ..readout import readout_of
 from ..saving import SaveReport, write_head
 from ..witness import make_witness
@@ -75,17 +75,14 @@ def restore(draft: Draft, anatomy: Anatomy, settings: Mapping[str, Any] | None =
     if settings:
         own[f"{_PROVIDER}_training"] = dict(settings)
     config = {**draft.fields, **flags_of(draft), **own}
-    return (
-        registry()
-        .heads[_PROVIDER]
-        .restore(
-            {**tensors_of(draft), "d2t": _offsets(draft)},
-            config,
-            draft.spec,
-            tuple(range(len(draft.points))),
-            anatomy,
-            readout_of(anatomy, draft.spec),
-        )
+    provider: HeadProvider = registry().heads[_PROVIDER]
+    return provider.restore(
+        {**tensors_of(draft), "d2t": _offsets(draft)},
+        config,
+        draft.spec,
+        tuple(range(len(draft.points))),
+        anatomy,
+        readout_of(anatomy, draft.spec),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ... import __version__
+from ..._version import __version__
 from ...conventions import Convention
 from ...errors import ConventionError
 from ..config import rope_spellings

@@ -66,7 +66,8 @@ def convert_dump(
         SpecError, ConventionError: points that do not fit the target.
         ModelError: there is no such target.
     """
-    reader, writer = _reader(source, read_as, declared), registry().formats[to]
+    reader = _reader(source, read_as, declared)
+    writer: DumpFormat = registry().formats[to]
     if reader.name == writer.name:
         raise StoreError(f"{source} is a {to} dump already")
     opened = reader.open(source)
@@ -111,7 +112,7 @@ def _reader(source: Path, read_as: str | None, declared: Declared) -> DumpFormat
     Raises:
         StoreError: it is of none, or a pickle that was not asked for.
     """
-    reader = recognised(source) if read_as is None else registry().formats[read_as]
+    reader: DumpFormat = recognised(source) if read_as is None else registry().formats[read_as]
     if reader.pickles and not declared.pickles:
         raise StoreError(
             f"{source} is a {reader.name} dump: its files are pickles, which are opened only on request "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def recognised(path: Path) -> DumpFormat:
     Raises:
         StoreError: it is of no installed format, of several, or damaged.
     """
-    formats = registry().formats
+    formats: Mapping[str, DumpFormat] = registry().formats
     found = [candidate for candidate in formats.values() if path.is_dir() and candidate.recognises(path)]
     if len(found) == 1:
         return found[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ... import __version__
+from ..._version import __version__
 from ...errors import StoreError
 from ..batches import plan_shards
 from ..dump import Dump

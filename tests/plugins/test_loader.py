@@ -1,5 +1,6 @@
 """The plugin loader, against real installed distributions (a package and its metadata on ``sys.path``)."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -389,7 +390,7 @@ def test_a_kind_loads_nothing_of_another(kind: str, room: str) -> None:
         f"import sys; from capture_hooks.plugins import registry; registry().{kind}; "
         "print(*{name.split('.')[1] for name in sys.modules if name.startswith('capture_hooks.')})"
     )
-    environ = {"CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ = {**os.environ, "CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, env=environ, capture_output=True, text=True
     )
@@ -403,5 +404,5 @@ def test_loading_and_listing_the_core_imports_no_torch() -> None:
         "import capture_hooks.testing.pytest_plugin, capture_hooks.testing.strategies; "
         "assert 'torch' not in sys.modules"
     )
-    environ = {"CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environ = {**os.environ, "CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environ)

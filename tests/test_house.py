@@ -45,7 +45,6 @@ UPWARD: set[tuple[str, str]] = set()
 #: Modules that import themselves by way of others.
 CIRCLES = {
     frozenset(("capture_hooks_eagle3.checkpoint", "capture_hooks_eagle3.head")),
-    frozenset(("capture_hooks_vllm.activate", "capture_hooks_vllm.serving.host")),
 }
 #: Modules below the commands that ask for what is installed, instead of being given it.
 ASKING = {
@@ -62,13 +61,7 @@ ASKING = {
     "capture_hooks.training.build",
 }
 #: What binding a spec to a transformers model loads of our own, beyond `bind` itself and that anatomy.
-BOUND_WITH = {
-    "capture_hooks_sglang.anatomy",
-    "capture_hooks_sglang.parts",
-    "capture_hooks_sglang.rehearsal",
-    "capture_hooks_sglang.rows",
-    "capture_hooks_sglang.wiring",
-}
+BOUND_WITH = {"capture_hooks_sglang.anatomy"}  # to learn that the model is none of SGLang's
 
 FILES = sorted((HERE / "capture_hooks").rglob("*.py")) + sorted(
     (HERE / "plugins").glob("*/capture_hooks_*/**/*.py")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from ..errors import BindError
+from ..plugins import registry
 
 if TYPE_CHECKING:
     from .anatomy import Anatomy, AnatomyProvider
@@ -38,8 +39,6 @@ def find_anatomy(model: nn.Module, providers: Mapping[str, AnatomyProvider] | No
         BindError: when no provider knows the model, two know it equally well, or it holds several models.
     """
     if providers is None:
-        from ..plugins import registry
-
         providers = registry().anatomies
     for candidate in peel(model, providers):
         scores = {name: provider.match(candidate) for name, provider in providers.items()}

@@ -1,19 +1,18 @@
-"""The anatomy provider for SGLang's causal language models."""
+"""The anatomy provider for SGLang's causal language models.
+
+Asked in every process where the plugin is installed, so what a model of SGLang's takes is imported when there
+is one.
+"""
 
 from __future__ import annotations
 
-import inspect
+import sys
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
 from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.errors import BindError
-
-from .parts import config_number, holds_logits_processor, parts_of
-from .rows import rows_of
-from .wiring import follow
 
 
 class SGLangAnatomy:
@@ -23,7 +22,7 @@ class SGLangAnatomy:
 
     def match(self, model: nn.Module) -> int:
         """2 for a model with SGLang's ``LogitsProcessor``: some (Gemma 3) are Hugging Face models too."""
-        return 2 * holds_logits_processor(model)
+        return 2 * _holds_logits_processor(model)
 
     def unwrap(self, model: nn.Module) -> Sequence[nn.Module]:
         """Nothing: SGLang itself wraps no model."""
@@ -35,40 +34,16 @@ class SGLangAnatomy:
         Raises:
             BindError: naming what was looked for and what was found instead.
         """
-        if not holds_logits_processor(model):
+        if not _holds_logits_processor(model):
             raise BindError(f"{type(model).__name__} holds no LogitsProcessor of SGLang's")
-        wiring = follow(model, parts_of(model))
-        names = {id(module): name for name, module in model.named_modules()}
-        processor: Any = wiring.logits_processor
-        norm = wiring.final_norm
-        return Anatomy(
-            model=model,
-            decoder=wiring.root,
-            decoder_name=names[id(wiring.root)],
-            layers=wiring.layers,
-            layer_names=tuple(names[id(layer)] for layer in wiring.layers),
-            embedding=wiring.embedding,
-            final_norm=norm,
-            final_norm_name=None if norm is None else names[id(norm)],
-            lm_head=wiring.lm_head,
-            hidden_size=wiring.hidden_size,
-            vocab_size=int(processor.vocab_size),
-            layout=wiring.layout,
-            split_boundaries=frozenset(_deepstack(model, wiring.root, len(wiring.layers))),
-            logit_scale=wiring.scale * float(processor.logit_scale or 1.0),
-            logit_softcap=processor.final_logit_softcapping or None,
-            readout_gap=wiring.gap,
-            rows=rows_of,
-        )
+        from .description import describe
+
+        return describe(model)
 
 
-def _deepstack(model: nn.Module, decoder: nn.Module, n_layers: int) -> range:
-    """Boundaries where the decoder adds visual features between layers (DeepStack, arXiv 2406.04334).
-
-    One set after each of layers 0, 1, …: as many as the model says, else every boundary between layers.
-    """
-    if not any("deepstack" in name for name in inspect.signature(type(decoder).forward).parameters):
-        return range(0)
-    levels = config_number(model, "num_deepstack_embeddings")
-    levels = getattr(model, "num_deepstack_embeddings", levels)
-    return range(1, min(levels, n_layers) + 1 if levels else n_layers)
+def _holds_logits_processor(model: nn.Module) -> bool:
+    """Whether ``model`` is a language model of SGLang's, told without importing SGLang."""
+    # A model of SGLang's cannot exist before this module was imported.
+    module = sys.modules.get("sglang.srt.layers.logits_processor")
+    kind = getattr(module, "LogitsProcessor", None)
+    return kind is not None and any(isinstance(part, kind) for part in model.modules())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +32,6 @@ class Parts:
     norms: tuple[nn.Module, ...]
     logits_processors: tuple[nn.Module, ...]
     device: torch.device
-
-
-def holds_logits_processor(model: nn.Module) -> bool:
-    """Whether ``model`` is a language model of SGLang's, told without importing SGLang."""
-    # A model of SGLang's cannot exist before this module was imported.
-    module = sys.modules.get("sglang.srt.layers.logits_processor")
-    kind = getattr(module, "LogitsProcessor", None)
-    return kind is not None and any(isinstance(part, kind) for part in model.modules())
 
 
 def parts_of(model: nn.Module) -> Parts:

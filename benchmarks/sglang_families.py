@@ -184,7 +184,7 @@ def examine(family: str) -> dict[str, Any]:
         try:
             from capture_hooks_sglang.in_process import InProcess
 
-            engine = InProcess(folder, backend(family), context_length=128)
+            engine = InProcess(folder, backend(family), context_length=64)
         except BaseException as error:
             return {"verdict": "not loaded", "detail": _first_line(error)}
         try:

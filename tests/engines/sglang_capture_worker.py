@@ -178,7 +178,7 @@ def main(family):
         truth = Truth(families.build(family, folder))
         from capture_hooks_sglang.in_process import InProcess
 
-        engine = InProcess(folder, families.backend(family), context_length=128)
+        engine = InProcess(folder, families.backend(family), context_length=64)
     anatomy = find_anatomy(engine.model)
     everything = ", ".join(["embed", *(f"post.{k}" for k in range(anatomy.n_layers))])
     with bind(engine.model, everything, target=True, anatomy=anatomy) as capture:

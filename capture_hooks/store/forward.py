@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..capture import CaptureSession, bind
 from ..capture.anatomy import Anatomy
 from ..errors import ModelError, StoreError
+from ..foreign import calling
 from ..spec import CaptureSpec
 from .checks import image_tokens
 from .data import Example
@@ -129,18 +130,21 @@ class Target:
         """Trial run: widths of the inputs and of the target; makes sure that ``argmax`` is the model's own.
 
         Raises:
-            StoreError: the model's logits are not those of its output layer over its decoder's output.
+            StoreError: the model does not run, or its logits are not those of its output layer over its
+                decoder's output.
             ModelError: its states depend on later tokens.
         """
         tokens = tokens[:TRIAL_TOKENS]
-        with self._session:
+        cannot = f"{type(self.anatomy.model).__name__} cannot read {len(tokens)} tokens on {self.device}"
+        with self._session, calling(cannot, StoreError):
             self.capture([tokens])
             states = self._session.states
             widths = tuple(span.stop - span.start for span in states.columns.values())
             target_width = states.target.shape[-1]
             ours = self._argmax(tokens[None].to(self.device), (len(tokens),)).cpu()
         self.anatomy.lengths.forget()
-        own = self._model(input_ids=tokens[None].to(self.device), use_cache=False)
+        with calling(cannot, StoreError):
+            own = self._model(input_ids=tokens[None].to(self.device), use_cache=False)
         logits = own.logits[0].float().cpu()
         best = logits.max(-1).values
         chosen = logits.gather(-1, ours[:, None])[:, 0]

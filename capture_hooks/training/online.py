@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from ..capture import CaptureSession, LengthRule, bind
 from ..capture.anatomy import Anatomy
+from ..errors import CaptureError
+from ..foreign import calling
 from ..spec import CaptureSpec
 from ..store import Example
 from ..store.forward import TRIAL_TOKENS, check_causal, last_learnt, run_with_images
@@ -93,7 +95,10 @@ class LiveCapture:
         lengths = torch.tensor([len(ids) for ids in sequences], device=device)
         ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(device)
         mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-        with self._capturing() as capture:
+        cannot = (
+            f"{type(self.model).__name__} cannot read sequences of up to {ids.shape[1]} tokens on {device}"
+        )
+        with self._capturing() as capture, calling(cannot, CaptureError):
             self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
         captured = capture.states
         captured.check_finite()

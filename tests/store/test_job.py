@@ -227,6 +227,13 @@ def test_requests_that_do_not_fit_the_model(tmp_path):
         DumpJob(tiny.llama().train(), SPEC, make_examples([4]))
 
 
+def test_a_model_that_does_not_run_is_named():
+    """transformers' Mamba multiplies float32 by bfloat16 on a CPU."""
+    model = tiny.model("mamba").to(torch.bfloat16)
+    with pytest.raises(StoreError, match=r"MambaForCausalLM cannot read \d+ tokens on cpu: RuntimeError"):
+        DumpJob(model, CaptureSpec.parse("post.1"), make_examples([5]))
+
+
 def test_another_request_for_the_directory_is_refused(tmp_path):
     examples = make_examples([5, 6])
     write_dump(MODEL, SPEC, examples, tmp_path / "d")

@@ -1,14 +1,18 @@
 """Where vLLM meets the plugin: called in each of its processes (entry-point group ``vllm.general_plugins``).
 
-Nothing of vLLM is imported or changed unless one of the `settings` asks.
+Nothing of vLLM is imported or changed unless a setting asks: `CAPTURE_HOOKS_HEAD` names a head that must be
+fed what it was trained on, `CAPTURE_HOOKS_HANDSHAKE` a directory for reports.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+from typing import Final
 
-from .settings import HANDSHAKE, HEAD
+#: The draft head whose witness is shown before the server is ready.
+HEAD: Final = "CAPTURE_HOOKS_HEAD"
+HANDSHAKE: Final = "CAPTURE_HOOKS_HANDSHAKE"
 
 
 def activate() -> None:

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from capture_hooks_vllm.activate import HEAD as HEAD_SETTING
 from capture_hooks_vllm.launch.command import MODULE, compose, drafting_of, plain, settings_of, shown, without
-from capture_hooks_vllm.settings import HEAD as HEAD_SETTING
 from hypothesis import given
 from hypothesis import strategies as st
 

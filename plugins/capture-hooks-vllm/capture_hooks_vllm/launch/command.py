@@ -15,7 +15,7 @@ from capture_hooks.launch.command import Command, reached_by
 from capture_hooks.launch.command import shown as shown_in_a_shell
 from capture_hooks.launch.flags import Flags
 
-from ..settings import HEAD
+from ..activate import HEAD
 from .flags import SECRETS, read_flags, spelling
 
 #: The server: ``vllm serve`` needs a distribution named vllm, which the CPU builds are not.

@@ -15,9 +15,9 @@ from capture_hooks.launch.checks import check_target
 from capture_hooks.launch.server import Server
 from capture_hooks.target import load_config
 
+from ..activate import HEAD
 from ..launch import checks
 from ..launch.command import drafting_of, without
-from ..settings import HEAD
 from .server import check_environment, generate, running
 
 #: Best tokens whose log-probabilities are compared: as many as vLLM gives unless told otherwise.

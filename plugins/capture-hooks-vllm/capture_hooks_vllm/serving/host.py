@@ -16,7 +16,7 @@ from capture_hooks.errors import CaptureHooksError, EngineError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
 from capture_hooks.launch.reports import HANDSHAKE, Outcome, Report, directory_of, verify_of
 
-from ..settings import HEAD
+from ..activate import HEAD
 from .limits import check_worker
 from .passes import layers_of
 from .proof import prove

@@ -95,9 +95,7 @@ class LiveCapture:
         lengths = torch.tensor([len(ids) for ids in sequences], device=device)
         ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(device)
         mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-        cannot = (
-            f"{type(self.model).__name__} cannot read sequences of up to {ids.shape[1]} tokens on {device}"
-        )
+        cannot = f"{type(self.model).__name__} cannot read {ids.shape[1]} tokens on {device}"
         with self._capturing() as capture, calling(cannot, CaptureError):
             self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
         captured = capture.states

@@ -31,7 +31,7 @@ def served():
         max_running_requests=4,
         disable_cuda_graph=True,
         disable_radix_cache=True,
-        context_length=128,
+        context_length=64,
         log_level="error",
         random_seed=0,
     )

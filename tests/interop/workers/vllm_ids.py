@@ -81,7 +81,13 @@ def model(family, n):
     config.architectures = [ARCHITECTURES[family]]
     config.save_pretrained(folder)
     settings = EngineArgs(
-        model=folder, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64
+        model=folder,
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=64,
+        # Where the CPU has AMX, vLLM's first choice for these takes bfloat16 alone.
+        attention_backend="CPU_MLA" if "kv_lora_rank" in FAMILIES.get(family, {}) else None,
     ).create_engine_config()
     with set_current_vllm_config(settings), set_default_torch_dtype(torch.float32):
         _groups()

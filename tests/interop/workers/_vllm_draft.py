@@ -22,6 +22,8 @@ def config_of(target, head):
         enforce_eager=True,
         max_model_len=64,
         skip_tokenizer_init=True,
+        # Of no effect but on latent attention, whose first choice on a CPU with AMX takes bfloat16 alone.
+        attention_backend="CPU_MLA",
         speculative_config={"method": "eagle3", "model": head, "num_speculative_tokens": 1},
     ).create_engine_config()
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from capture_hooks.conventions.contract import Reader
 from capture_hooks.conventions.versions import Versions
-from capture_hooks.conventions.vllm_runners import READERS
+from capture_hooks.plugins import registry
 
 RUNNERS = {
     "v1": ("vllm/v1/worker/gpu_model_runner.py", "_get_eagle3_aux_layers_from_config"),
@@ -46,7 +46,9 @@ def compare(version: str, runner: str, files: zipfile.ZipFile) -> int:
     path, name = RUNNERS[runner]
     read = function(files.read(path).decode(), name) if path in files.namelist() else None
     ours = [
-        r for r in READERS if r.name.startswith(f"vllm.{runner}") and version in Versions.parse(r.versions)
+        r
+        for r in registry().readers.values()
+        if r.name.startswith(f"vllm.{runner}") and version in Versions.parse(r.versions)
     ]
     if read is None or not ours:
         print(f"{version} {runner}: {'there is no such function' if read is None else 'we have no reader'}")

@@ -27,7 +27,7 @@ def capture_hooks_conventions() -> Sequence[Convention]:
     """What each library's ids mean."""
     from .conventions import builtin
 
-    return builtin.capture_hooks_conventions()
+    return builtin.rows()
 
 
 @hookimpl
@@ -35,7 +35,7 @@ def capture_hooks_readers() -> Sequence[Reader]:
     """How engines read a head's ``config.json``."""
     from .conventions import builtin
 
-    return builtin.capture_hooks_readers()
+    return builtin.readers()
 
 
 @hookimpl

@@ -4,6 +4,8 @@ The message of each is the interface: what was wrong, with which value, where, a
 The command line prints the message alone (no traceback) and exits with 1.
 """
 
+from dataclasses import dataclass
+
 
 class CaptureHooksError(Exception):
     """Base of all errors this project raises on purpose."""
@@ -15,6 +17,30 @@ class SpecError(CaptureHooksError, ValueError):
 
 class ConventionError(CaptureHooksError, ValueError):
     """Integer ids that a library's convention cannot express or that it forbids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a library takes no such ids, or has none for such points.
+
+    Attributes:
+        code: for programs, one of `conventions.contract.Code`.
+        text: for people: what was asked, and what is wrong with it; not whose answer it is.
+    """
+
+    code: str
+    text: str
+
+
+class RefusalError(ConventionError):
+    """A `ConventionError` whose reason stands apart from the name of the convention that gives it."""
+
+    def __init__(self, reason: Reason, whose: str) -> None:
+        super().__init__(reason, whose)
+        self.reason, self.whose = reason, whose
+
+    def __str__(self) -> str:
+        return f"{self.whose}: {self.reason.text}"
 
 
 class PluginError(CaptureHooksError):

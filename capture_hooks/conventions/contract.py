@@ -12,14 +12,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
+from ..errors import ConventionError, RefusalError
 from ..spec import Point
 
+#: The code of a `Reason`.  *type*: an id is no integer.  *count*: there are none, or not as many as it takes.
+#: *negative*, *twice*, *order*, *outside*: what is wrong with an id or a point.  *unsayable*: no id names the
+#: state.  *fails*: the library stops.  *never*: no ids mean anything.  *default*: there is none.
+Code = Literal[
+    "type", "count", "negative", "twice", "order", "outside", "unsayable", "fails", "never", "default"
+]
 #: *verified*: our tests run the library's own code and compare.  *read*: taken from its source.
 Rank = Literal["verified", "read"]
 #: *depth*: states come out by ascending depth, whatever the ids' order.  *listed*: in the ids' own order.
 Order = Literal["depth", "listed"]
+
+
+def why(error: ConventionError) -> str:
+    """The reason of a refusal alone; the whole message where no reason stands apart."""
+    return error.reason.text if isinstance(error, RefusalError) else str(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +56,30 @@ class Convention(ABC):
     """
 
     #: Unique, e.g. ``"sglang.llama"``.
-    name: ClassVar[str]
+    name: str
     #: Library the ids belong to.
-    library: ClassVar[str]
+    library: str
     #: Versions in which the meaning was established, e.g. ``"0.5.22 to 0.5.23"``; see `versions.Versions`.
-    versions: ClassVar[str]
+    versions: str
     #: Target ``model_type`` values it holds for; empty means every family not claimed by another.
-    families: ClassVar[tuple[str, ...]]
+    families: tuple[str, ...]
     #: Where the ids stand in ``config.json``, e.g. ``"eagle_config.eagle_aux_hidden_state_layer_ids"``.
-    key: ClassVar[str]
+    key: str
     #: File and line, or documentation, that the meaning was read from.
-    source: ClassVar[str]
+    source: str
     #: What it cannot express, in one sentence.
-    limits: ClassVar[str]
+    limits: str
     #: How far the meaning can be trusted, and the day (ISO) on which it was read or first verified.
-    rank: ClassVar[Rank]
-    read_on: ClassVar[str]
+    rank: Rank
+    read_on: str
     #: In which order the states are concatenated.
-    order: ClassVar[Order]
+    order: Order
     #: How many states it takes; None for any number.
-    count: ClassVar[int | None] = None
+    count: int | None = None
     #: Whether ids of this library are these where no key is named: its EAGLE-3 list, one key per library.
-    primary: ClassVar[bool] = True
+    primary: bool = True
     #: Name of a convention of the same library and key that this one replaces wherever one is looked up.
-    overrides: ClassVar[str | None] = None
+    overrides: str | None = None
 
     @abstractmethod
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
@@ -111,7 +123,7 @@ class Reading:
         key: where it found them; None where it found none and takes its default layers.
         ids: what stands there, as the engine takes it.
         captured: the states it will capture; None where it fails.
-        refusal: how it fails; None where it does not.
+        refusal: how it fails, without the convention's name; None where it does not.
     """
 
     convention: str | None
@@ -128,12 +140,14 @@ class Reader(ABC):
     """
 
     #: Unique, e.g. ``"vllm.v1"``.
-    name: ClassVar[str]
-    library: ClassVar[str]
-    versions: ClassVar[str]
-    source: ClassVar[str]
-    rank: ClassVar[Rank]
-    read_on: ClassVar[str]
+    name: str
+    library: str
+    versions: str
+    source: str
+    rank: Rank
+    read_on: str
+    #: How it gets to the ids, in a sentence, for a table of readers.
+    about: str = ""
 
     @abstractmethod
     def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:

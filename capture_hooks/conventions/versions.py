@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ class Versions:
     last: tuple[int, ...] | None
 
     @classmethod
+    @functools.cache
     def parse(cls, text: str) -> Self:
         """Read one range.
 

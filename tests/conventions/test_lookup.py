@@ -17,38 +17,36 @@ from capture_hooks.plugins import GROUP, Registry, build_registry
 
 #: A library of two keys and two versions, with a family that lost its own rule.
 ACME = """
+    from functools import partial
+
     from capture_hooks import hookimpl
-    from capture_hooks.conventions.vllm import Vllm
+    from capture_hooks.conventions.rules import Vllm
 
-    class Base(Vllm):
-        library, rank, read_on, source, limits = "acme", "read", "2026-11-30", "acme/loop.py:1", "None."
-        families = ()
-
-    class Old(Base):
-        name, versions, key = "acme.old", "1.0 to 1.9", "layers"
-    class OldOdd(Base):
-        name, versions, key, families = "acme.old_odd", "1.0 to 1.9", "layers", ("odd",)
-    class New(Base):
-        name, versions, key = "acme.new", "2.0 to 2.4", "layers"
-    class Blocks(Base):
-        name, versions, key, primary = "acme.blocks", "2.0 to 2.4", "blocks", False
+    acme = partial(
+        Vllm, library="acme", rank="read", read_on="2026-11-30", source="acme/loop.py:1", limits="None."
+    )
 
     @hookimpl
     def capture_hooks_conventions():
-        return [Old(), OldOdd(), New(), Blocks()]
+        return [
+            acme(name="acme.old", versions="1.0 to 1.9", key="layers"),
+            acme(name="acme.old_odd", versions="1.0 to 1.9", key="layers", families=("odd",)),
+            acme(name="acme.new", versions="2.0 to 2.4", key="layers"),
+            acme(name="acme.blocks", versions="2.0 to 2.4", key="blocks", primary=False),
+        ]
 """
 
 REPLACING = """
     from capture_hooks import hookimpl
-    from capture_hooks.conventions.vllm import Vllm
+    from dataclasses import replace
+    from capture_hooks.conventions.builtin import rows
 
-    class Mine(Vllm):
-        name, overrides, rank = "{name}", "{old}", "read"
-        library, key, families = "{library}", "{key}", {families}
+    vllm = next(row for row in rows() if row.name == "vllm")
+    changes = dict(library="{library}", key="{key}", families={families})
 
     @hookimpl
     def capture_hooks_conventions():
-        return [Mine()]
+        return [replace(vllm, name="{name}", overrides="{old}", rank="read", **changes)]
 """
 
 Install = Callable[..., None]

@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture_hooks.conventions.read import CONVENTIONS, READERS
-from capture_hooks.conventions.read.table import spread
+from capture_hooks.conventions.rules import spread
 from capture_hooks.errors import ConventionError
+from capture_hooks.plugins import build_registry
 
-READ = {convention.name: convention for convention in CONVENTIONS}
+INSTALLED = build_registry(entry_points=())
+LIBRARIES = ("angelslim", "dflash", "eagle", "llama_cpp", "nemo_automodel", "tensorrt_llm", "torchspec")
+READ = {name: found for name, found in INSTALLED.conventions.items() if found.library in LIBRARIES}
 Boundaries = list[int | None]
 
 
@@ -245,7 +247,7 @@ def test_dflashs_default_goes_from_the_second_layer_to_the_third_last(n: int, co
     assert count == 1 or (ids[0], ids[-1]) == (1, n - 3)
 
 
-READER = {reader.name: reader for reader in READERS}
+READER = {name: reader for name, reader in INSTALLED.readers.items() if reader.library in LIBRARIES}
 HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 512, "num_hidden_layers": 1}
 
 

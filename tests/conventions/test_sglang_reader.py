@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from capture_hooks.conventions import convention_for
-from capture_hooks.conventions.sglang_reader import READERS
 from capture_hooks.conventions.versions import Versions
 from capture_hooks.plugins import registry
 
+READERS = [reader for reader in registry().readers.values() if reader.library == "sglang"]
 NEWEST = next(reader for reader in READERS if reader.name == "sglang")
 FAMILIES = sorted({f for c in registry().conventions.values() if c.library == "sglang" for f in c.families})
 anything = st.recursive(

@@ -131,7 +131,7 @@ def _readers(readers: Any) -> Iterator[str]:
     yield "| reader | library | versions | how it gets to the ids | rank |"
     yield "|---|---|---|---|---|"
     for reader in readers.values():
-        what = " ".join((type(reader).__doc__ or "").split("\n\n")[0].split())
+        what = reader.about
         library, rank = TITLES.get(reader.library, reader.library), f"{reader.rank} {reader.read_on}"
         yield f"| `{reader.name}` | {library} | {reader.versions} | {what} | {rank} |"
     yield ""

@@ -7,7 +7,7 @@ from peer import Peer, PeerError
 
 from capture_hooks import Point
 from capture_hooks.conventions import Convention, convention_for
-from capture_hooks.conventions.sglang.eagle3 import Never
+from capture_hooks.conventions.rules import Never
 from capture_hooks.errors import ConventionError
 
 EAGLE3, DFLASH, DSPARK = (f"set_{name}_layers_to_capture" for name in ("eagle3", "dflash", "dspark"))
@@ -71,7 +71,7 @@ def asked(question, refusal):
 
 
 def has_rule(convention: Convention) -> bool:
-    return not isinstance(convention, Never) or "fills a list" in convention.why
+    return not isinstance(convention, Never) or convention.has_setter
 
 
 def with_dflash(versions: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from peer import Peer, PeerError
 
 from capture_hooks.conventions import convention
-from capture_hooks.conventions.modelopt import default_ids
+from capture_hooks.conventions.rules import DEFAULTS
 from capture_hooks.errors import ConventionError
 
 
@@ -57,7 +57,7 @@ def test_what_the_hooks_collect_is_what_the_convention_says(modelopt, data, n):
 
 @pytest.mark.parametrize("n", range(1, 13))
 def test_the_default(modelopt, n):
-    assert modelopt("default_eagle_aux_layer_ids", n) == default_ids(n)
+    assert modelopt("default_eagle_aux_layer_ids", n) == DEFAULTS["modelopt"](n)
     peer = theirs(modelopt, [], n)
     try:
         captured = convention("modelopt").default(n)

@@ -16,9 +16,9 @@ from sglang_asked import (
     with_dflash,
 )
 
-from capture_hooks.conventions.sglang.dflash import KEY, default_layers
-from capture_hooks.conventions.sglang.dflash_reader import read_draft
-from capture_hooks.conventions.sglang.eagle3 import Never
+from capture_hooks.conventions.readers import DFLASH as KEY
+from capture_hooks.conventions.readers import block_layers, read_blocks
+from capture_hooks.conventions.rules import Never
 from capture_hooks.errors import ConventionError
 
 
@@ -28,7 +28,7 @@ def test_dflash_ids(data, sglang, sglang_versions, sglang_families) -> None:
     version = data.draw(st.sampled_from(with_dflash(sglang_versions)))
     family = data.draw(st.sampled_from(sorted(sglang_families)))
     ours = of(family, version, KEY)
-    name = DSPARK if ours.name.startswith("sglang.dspark") else DFLASH
+    name = DSPARK if getattr(ours, "dspark_only", False) else DFLASH
     if not sglang("setter", version, family, name) or family == "inkling_mm_model":
         assert isinstance(ours, Never), f"{family} has no setter in {version}"
         return
@@ -48,7 +48,7 @@ def test_dflash_ids(data, sglang, sglang_versions, sglang_families) -> None:
 def test_dflash_default(n, draft_layers, data, sglang, sglang_versions) -> None:
     version = data.draw(st.sampled_from(with_dflash(sglang_versions)))
     theirs, _ = asked(lambda: sglang("checked", version, None, n, draft_layers), PeerError)
-    assert asked(lambda: default_layers(n, draft_layers), ConventionError)[0] == theirs
+    assert asked(lambda: block_layers(n, draft_layers), ConventionError)[0] == theirs
 
 
 lists = st.one_of(
@@ -68,7 +68,7 @@ def test_configs_of_dflash_drafts(data, sglang, sglang_versions) -> None:
     config |= data.draw(st.fixed_dictionaries({}, optional={"target_layer_ids": lists}))
     nested = st.fixed_dictionaries({}, optional={"target_layer_ids": lists})
     config |= data.draw(st.fixed_dictionaries({}, optional={"dflash_config": st.none() | nested}))
-    reading = read_draft(config, family, n, version)
+    reading = read_blocks(config, family, n, version)
     if isinstance(of(family, version, KEY), Never):
         assert reading.refusal
         return

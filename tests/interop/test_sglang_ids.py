@@ -24,9 +24,9 @@ from sglang_asked import (
 )
 from sglang_versions import VERSIONS
 
-from capture_hooks.conventions.sglang import CONVENTIONS
-from capture_hooks.conventions.sglang.dflash import KEY
-from capture_hooks.conventions.sglang.eagle3 import Eagle3, Never
+from capture_hooks.conventions.builtin import rows
+from capture_hooks.conventions.readers import DFLASH as KEY
+from capture_hooks.conventions.rules import Never, Sglang
 from capture_hooks.errors import ConventionError
 
 #: Served with a setter and not a target of their own: drafts, and another framework's models.
@@ -91,7 +91,7 @@ def test_eagle3_defaults(sglang, sglang_versions, sglang_families) -> None:
     for version in sglang_versions:
         for family in sglang_families:
             ours = of(family, version)
-            if sglang("setter", version, family, EAGLE3) and isinstance(ours, Eagle3):
+            if sglang("setter", version, family, EAGLE3) and isinstance(ours, Sglang):
                 for n in (*range(1, 10), 36, 61):
                     agree(sglang, ours, version, family, None, n, EAGLE3)
 
@@ -153,7 +153,7 @@ def test_every_served_model_with_a_setter_is_known(sglang, sglang_versions, sgla
 def test_every_family_of_ours_is_one_of_theirs(sglang_families) -> None:
     inner = {"qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_5_vl_text", "glm5_next_text", "muse_spark_text"}
     streams = {"deepseek_v4", "kimi_k3", "nanbeige", "qwen4_exp"}
-    for convention in CONVENTIONS:
+    for convention in (row for row in rows() if row.library == "sglang"):
         assert set(convention.families) <= set(sglang_families) | inner | streams, convention.name
 
 

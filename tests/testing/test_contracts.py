@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from capture_hooks import Point
 from capture_hooks.capture import Anatomy, AnatomyProvider
 from capture_hooks.conventions import Convention
-from capture_hooks.conventions.vllm import Vllm
+from capture_hooks.conventions.rules import Vllm
 from capture_hooks.heads import DraftHead, HeadProvider
 from capture_hooks.plugins import Registry, build_registry
 from capture_hooks.testing import tiny
@@ -45,16 +45,17 @@ def passes(contract: object, *arguments: object) -> bool:
     return True
 
 
+RIGHT = {field.name: getattr(CONVENTIONS["vllm"], field.name) for field in dataclasses.fields(Vllm)}
+
+
 class OffByOne(Vllm):
-    def ids(self, boundaries: Sequence[int], n_layers: int) -> list[int]:
-        return [max(b - 1, 0) for b in boundaries]
+    def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
+        return [max(k - 1, 0) for k in super().from_points(points, n_layers)]
 
 
 class Sorting(Vllm):
-    order = "listed"
-
-    def ids(self, boundaries: Sequence[int], n_layers: int) -> list[int]:
-        return sorted(boundaries)
+    def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
+        return sorted(Vllm.from_points(dataclasses.replace(self, order="listed"), points, n_layers))
 
 
 class Dropping(Vllm):
@@ -72,16 +73,16 @@ class Literal(Vllm):
         return super().from_points([p for p in points if p.kind != "post"], n_layers)
 
 
-class Silent(Vllm):
-    limits = ""
+def silent(**fields: Any) -> Convention:
+    return Vllm(**{**fields, "limits": ""})
 
 
-@pytest.mark.parametrize("wrong", [OffByOne, Sorting, Dropping, Wrapping, Literal, Silent])
-def test_a_wrong_convention_is_caught(wrong: type[Convention]) -> None:
+@pytest.mark.parametrize("wrong", [OffByOne, Sorting, Dropping, Wrapping, Literal, silent])
+def test_a_wrong_convention_is_caught(wrong: Callable[..., Convention]) -> None:
     contract = ConventionContract()
-    contract.convention = Vllm()
+    contract.convention = Vllm(**RIGHT)
     assert passes(contract)
-    contract.convention = wrong()
+    contract.convention = wrong(**RIGHT)
     assert not passes(contract)
 
 

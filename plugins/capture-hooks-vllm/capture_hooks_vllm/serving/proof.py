@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from capture_hooks.conventions import convention_for
-from capture_hooks.conventions.boundaries import BoundaryConvention
+from capture_hooks.conventions.rules import Boundaries
 from capture_hooks.diagnosis import Verdict, WiringFit, fit_wiring
 from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads import Witness
@@ -103,7 +103,7 @@ def _through(worker: Any, witness: Witness, path: _Path) -> tuple[Tensor, Tensor
     return torch.cat(delivered), torch.cat(rows)
 
 
-def _meaning(model_type: str) -> BoundaryConvention:
+def _meaning(model_type: str) -> Boundaries:
     """The convention of this vLLM, or of the newest that was established: which boundaries there are.
 
     Raises:
@@ -115,7 +115,7 @@ def _meaning(model_type: str) -> BoundaryConvention:
         meaning = convention_for("vllm", model_type, VLLM_KEY, vllm.__version__)
     except ConventionError:
         meaning = convention_for("vllm", model_type, VLLM_KEY)
-    if not isinstance(meaning, BoundaryConvention):
+    if not isinstance(meaning, Boundaries):
         raise EngineError(f"vLLM's states of {model_type} cannot be compared: {meaning.limits}")
     return meaning
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 from ...conventions import Convention, convention_for, in_force
 from ...conventions.versions import Versions, release
 from ...errors import ConventionError
-
-#: How conventions begin what they say of a refusal: their own name, library and versions.
-_NAME: Final = re.compile(r"^[\w.\-]+ \([^)]*\): ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +44,6 @@ def primary_keys() -> tuple[str, ...]:
 def for_block_drafters(key: str) -> bool:
     """Whether a key belongs to drafters of whole blocks (DFlash, DSpark): heads of another kind."""
     return "target_layer_ids" in key
-
-
-def without_name(message: str) -> str:
-    """What a convention says, without its name before it."""
-    return _NAME.sub("", message)
 
 
 def _known_versions() -> Mapping[tuple[str, str], list[str]]:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...conventions import Captured, Convention, Reader, convention_for, in_force
+from ...conventions.contract import why
 from ...conventions.versions import Versions, release
 from ...errors import ConventionError, SpecError
 from ...heads.formats.open import layer_ids
 from ...plugins import registry
 from ...spec import Point
-from .applying import applying_to, for_block_drafters, primary_keys, without_name
+from .applying import applying_to, for_block_drafters, primary_keys
 from .compare import differences, one_spelling, state_of
 from .report import Asked, Row, Verdict
 from .target import TargetFacts
@@ -73,7 +74,7 @@ def of_ids(ids: Sequence[int], key: str | None, facts: TargetFacts, trained: Tra
                 convention.name, convention.key, tuple(ids), convention.captured(ids, n_layers), None
             )
         except ConventionError as error:
-            found = _Found(convention.name, convention.key, tuple(ids), None, str(error))
+            found = _Found(convention.name, convention.key, tuple(ids), None, why(error))
         rows.append(_row(convention, applying.versions, "ids", found, facts, trained))
     return _marked(rows)
 
@@ -93,7 +94,7 @@ def of_dump(facts: TargetFacts, trained: TrainedOn) -> tuple[Row, ...]:
             captured = convention.captured(ids, n_layers)
             found = _Found(convention.name, convention.key, tuple(ids), captured, None)
         except ConventionError as error:
-            found = _Found(convention.name, None, None, None, str(error))
+            found = _Found(convention.name, None, None, None, why(error))
         rows.append(_row(convention, applying.versions, "told", found, facts, trained))
     return _marked(rows)
 
@@ -132,7 +133,7 @@ def _row(
     n_layers, split = facts.target.n_layers, facts.split or frozenset()
     assert n_layers is not None
     captured = found.captured
-    verdict = Verdict(outcome="fails", how=(without_name(found.refusal or "it stops"),))
+    verdict = Verdict(outcome="fails", how=(found.refusal or "it stops",))
     if captured is not None:
         verdict = _verdict(captured.points, n_layers, split, trained)
         if verdict.outcome == "differs" and found.ids is None:
@@ -181,7 +182,7 @@ def _instead(found: _Found, library: str, facts: TargetFacts, trained: TrainedOn
         chosen = registry().conventions[name] if name is not None else convention_for(library, family)
         return f"{chosen.key} = {chosen.from_points(trained.points, n_layers)}"
     except ConventionError as error:
-        return None if found.captured is None else f"no ids would do: {without_name(str(error))}"
+        return None if found.captured is None else f"no ids would do: {why(error)}"
 
 
 def _about(about: Reader | Convention, versions: str) -> dict[str, Any]:

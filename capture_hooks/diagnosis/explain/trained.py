@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...conventions import Convention, convention_for
+from ...conventions.contract import why
 from ...errors import ConventionError, HeadError, SpecError
 from ...heads.config import CaptureSection
 from ...heads.order import in_order
 from ...plugins import registry
 from ...spec import CaptureSpec, Point
 from ...store.manifest import Manifest
-from .applying import applying_to, without_name
+from .applying import applying_to
 from .compare import state_of
 from .report import Reading, Target, Trained
 
@@ -184,5 +185,7 @@ def _candidates(ids: Mapping[str, Any], target: Target) -> Iterator[Reading]:
             points = convention.to_points(whole_numbers(convention.key, found), target.n_layers)
             shown = tuple(state_of(point, target.n_layers) for point in points)
             yield Reading(**about, inputs=shown)
-        except (ConventionError, HeadError, SpecError) as error:
-            yield Reading(**about, inputs=None, refusal=without_name(str(error)))
+        except ConventionError as error:
+            yield Reading(**about, inputs=None, refusal=why(error))
+        except (HeadError, SpecError) as error:
+            yield Reading(**about, inputs=None, refusal=str(error))

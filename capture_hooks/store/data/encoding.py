@@ -235,9 +235,8 @@ class RowEncoder:
 
     def _asked_images(self, place: str, one: Encoded, answer: Answer, images: tuple[str, ...]) -> Media:
         """The images of a prompt whose answer is known."""
-        assert self._images is not None
-        found = [image_source(place, image, self._images.base) for image in images]
-        asked = self._vision().read(place, answer.prompt, found)
+        asked = self._read(place, answer.prompt, images)
+        assert isinstance(asked, Seen)
         if asked.ids != one.ids[: one.prompt]:
             raise RowError(
                 place,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ...errors import DataError
+from ...foreign import told
 from .rows import Row, RowError
 
 FORMS = (
@@ -148,7 +149,7 @@ def decoded(place: str, text: str, what: str = "") -> Any:
         at = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
         detail = f"{where}malformed JSON: {error.msg} at {at}"
     except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
-        detail = f"{where}JSON that cannot be read: {str(error).splitlines()[0]}"
+        detail = f"{where}JSON that cannot be read: {told(error)}"
     raise RowError(place, f"{where}malformed JSON", detail)
 
 
@@ -174,7 +175,7 @@ def _parquet(path: Path) -> Iterator[Row]:
                     yield Row(f"{path}[{index}]", fields, padded=True)
                     index += 1
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: damaged Parquet file after row {index}: {_first_line(error)}") from error
+        raise DataError(f"{path}: damaged Parquet file after row {index}: {told(error)}") from error
 
 
 def _directory(path: Path, split: str | None) -> Iterator[Row]:
@@ -187,7 +188,7 @@ def _directory(path: Path, split: str | None) -> Iterator[Row]:
     try:
         loaded = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
     except Exception as error:  # whatever a damaged folder makes pyarrow or datasets raise
-        raise DataError(f"{path}: damaged `datasets` directory: {_first_line(error)}") from error
+        raise DataError(f"{path}: damaged `datasets` directory: {told(error)}") from error
     yield from _of_split(str(path), loaded, split)
 
 
@@ -210,7 +211,7 @@ def _hub(name: str, split: str | None) -> Iterator[Row]:
     except Exception as error:  # the hub's, the network's and the data set's own errors have no common class
         raise DataError(
             f"{name} is neither a file nor a directory, and cannot be loaded as a data set of the hub: "
-            f"{_first_line(error)}"
+            f"{told(error)}"
         ) from error
     yield from _of_split(name, loaded, split)
 
@@ -230,7 +231,7 @@ def _of_split(name: str, loaded: Any, split: str | None) -> Iterator[Row]:
         for index, fields in enumerate(loaded):
             yield Row(f"{name}[{index}]", fields, padded=True)
     except (OSError, ValueError) as error:
-        raise DataError(f"{name}: damaged after row {index}: {_first_line(error)}") from error
+        raise DataError(f"{name}: damaged after row {index}: {told(error)}") from error
 
 
 def _datasets(name: str) -> Any:
@@ -239,7 +240,3 @@ def _datasets(name: str) -> Any:
     except ModuleNotFoundError:
         raise DataError(f"{name}: reading a data set needs pip install datasets") from None
     return datasets
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

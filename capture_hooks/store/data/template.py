@@ -82,6 +82,7 @@ class ChatTemplates:
             self._clock = datetime.fromisoformat(settings.clock) if settings.clock else datetime.now()
         except ValueError:
             raise DataError(f"{settings.clock!r} is no date; give it as 2026-11-30T12:00:00") from None
+        self._readings = [[directive, self._clock.strftime(directive)] for directive in _DIRECTIVES]
 
     @property
     def digest(self) -> str | None:
@@ -142,7 +143,7 @@ class ChatTemplates:
         variables = {**self.tokenizer.special_tokens_map, **self.settings.arguments, **(arguments or {})}
         if _CLOCK in template:
             text = _STOPPED_CLOCK + template
-            variables["clock_readings"] = [[d, self._clock.strftime(d)] for d in _DIRECTIVES]
+            variables["clock_readings"] = self._readings
         try:
             rendered, marks = _rendered(
                 conversations=[[dict(message) for message in messages]],

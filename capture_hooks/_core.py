@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .conventions import Convention, Reader
-    from .store.formats import DumpFormat
+    from .interop.dumps import DumpFormat
 
 #: Names of `store.formats.builtin.FORMATS`.
 _FORMATS: Final = (
@@ -46,7 +46,7 @@ def capture_hooks_formats() -> Sequence[DumpFormat]:
 
 def _forwarded(member: str) -> property:
     def get(self: _Format) -> Any:
-        from .store.formats.builtin import FORMATS
+        from .interop.dumps.builtin import FORMATS
 
         return getattr(FORMATS[self.name], member)
 

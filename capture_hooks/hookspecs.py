@@ -81,7 +81,7 @@ class SomeReader(Named, Protocol):
 
 
 class SomeFormat(Named, Protocol):
-    """In full: `capture_hooks.store.formats.DumpFormat`."""
+    """In full: `capture_hooks.interop.dumps.DumpFormat`."""
 
     recognises: Any
     meaning: Any

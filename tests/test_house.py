@@ -20,8 +20,8 @@ ROOMS = (
     "testing",
     "_core",
     "cli",
-    "launch",
-    "diagnosis",
+    "interop",
+    "engines",
     "training",
     "decoding",
     "heads",
@@ -41,7 +41,7 @@ ROOMS = (
 NOT_FOR_PLUGINS = {"testing", "cli", "_core"}
 
 #: Imports that point up: importing module, imported module.
-UPWARD: set[tuple[str, str]] = set()
+UPWARD = {("capture_hooks.heads.loading", "capture_hooks.interop.heads.load")}
 #: Modules that import themselves by way of others.
 CIRCLES = {
     frozenset(("capture_hooks_eagle3.checkpoint", "capture_hooks_eagle3.head")),
@@ -51,14 +51,14 @@ CIRCLES = {
 ASKING = {
     "capture_hooks.capture.unwrap",
     "capture_hooks.conventions.lookup",
-    "capture_hooks.diagnosis.explain.rows",
-    "capture_hooks.diagnosis.explain.trained",
+    "capture_hooks.interop.explain.rows",
+    "capture_hooks.interop.explain.trained",
     "capture_hooks.heads.consistency",
-    "capture_hooks.heads.formats.ours",
+    "capture_hooks.interop.heads.ours",
     "capture_hooks.heads.loading",
     "capture_hooks.heads.saving",
-    "capture_hooks.store.formats.convert",
-    "capture_hooks.store.formats.describe",
+    "capture_hooks.interop.dumps.convert",
+    "capture_hooks.interop.dumps.describe",
     "capture_hooks.training.build",
 }
 #: What binding a spec to a transformers model loads of our own, beyond `bind` itself and that anatomy.

@@ -15,8 +15,8 @@ from rich.text import Text
 from ..conventions.versions import joined
 
 if TYPE_CHECKING:
-    from ..diagnosis.explain import Finding, Report, Row, State
-    from ..diagnosis.explain.report import Reading
+    from ..interop.explain import Finding, Report, Row, State
+    from ..interop.explain.report import Reading
 
 _OUTCOME: Final = {"same": "green", "differs": "red", "fails": "red", "unknown": "yellow"}
 _SEVERITY: Final = {"wrong": "red", "warning": "yellow", "note": "dim"}

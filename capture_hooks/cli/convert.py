@@ -113,7 +113,7 @@ def convert(
 
     points = None if spec is None else CaptureSpec.parse(spec)
     if not head:
-        from ..store.formats import Declared
+        from ..interop.dumps import Declared
 
         declared = Declared(
             points,
@@ -127,7 +127,7 @@ def convert(
         )
         _dump(source, destination, to, read_as, declared)
         return
-    from ..heads.formats import Target, convert_head, layout_named
+    from ..interop.heads import Target, convert_head, layout_named
     from ..target import load_target, load_whole_config
 
     model: nn.Module | None = None
@@ -163,7 +163,7 @@ def _dump(source: Path, destination: Path, to: str, read_as: str | None, declare
     from rich.markup import escape
     from rich.progress import Progress
 
-    from ..store.formats import convert_dump
+    from ..interop.dumps import convert_dump
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(escape(f"{source}"), total=None)

@@ -47,8 +47,8 @@ def explain(
 
     Exit code 0: every --engine agrees; without --engine, the files themselves are in order.
     """
-    from ..diagnosis.explain import Asked, agrees
-    from ..diagnosis.explain import explain as explained
+    from ..interop.explain import Asked, agrees
+    from ..interop.explain import explain as explained
     from ..spec import CaptureSpec
 
     asked = Asked(

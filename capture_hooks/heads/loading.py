@@ -14,13 +14,13 @@ from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import HeadError
+from ..interop.heads.load import load_foreign
 from ..plugins import registry
 from ..spec import CaptureSpec
 from . import files
 from .config import CaptureSection, number, read_section
 from .consistency import check_section, check_shapes
 from .contract import DraftHead, HeadProvider
-from .formats.load import load_foreign
 from .readout import readout_of
 from .vocabulary import check_vocabulary
 from .witness import Witness, check_witness, warn

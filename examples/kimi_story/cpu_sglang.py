@@ -32,7 +32,7 @@ class Answer:
     Attributes:
         value: what its job returned; None where it stopped.
         error: what stopped it; empty where nothing did.
-        report: what our plugin reported (`capture_hooks.launch.reports.Report`); None without it.
+        report: what our plugin reported (`capture_hooks.engines.reports.Report`); None without it.
     """
 
     value: Any
@@ -83,7 +83,7 @@ def serve(
         "log_level": "error",
         "random_seed": 0,
     }
-    from capture_hooks.launch.reports import read_reports
+    from capture_hooks.engines.reports import read_reports
 
     with tempfile.TemporaryDirectory() as folder:
         fork = multiprocessing.get_context("fork")

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from capture_hooks.cli._explain_view import show
 from capture_hooks.cli.app import build
-from capture_hooks.diagnosis.explain import Asked, Report, explain_ids
 from capture_hooks.errors import CaptureHooksError
+from capture_hooks.interop.explain import Asked, Report, explain_ids
 from capture_hooks.plugins import registry
 
 HEAD = str(Path(__file__).parents[2] / "examples" / "smollm2" / "head")

@@ -115,7 +115,7 @@ def started_by(pid):
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"capture_hooks.launch.bound" in words and str(pid).encode() in words:
+        if b"capture_hooks.engines.bound" in words and str(pid).encode() in words:
             found.append(int(path.parent.name))
     return found
 

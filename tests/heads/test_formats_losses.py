@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import ConventionError, HeadError, SpecError
 from capture_hooks.heads import load_head, save_head
-from capture_hooks.heads.formats import Target, convert_head, open_head
-from capture_hooks.heads.formats.settle import settle
+from capture_hooks.interop.heads import Target, convert_head, open_head
+from capture_hooks.interop.heads.settle import settle
 from capture_hooks.spec import CaptureSpec
 
 SPEC = CaptureSpec.parse("post.1, post.3, post.5")

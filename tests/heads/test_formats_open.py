@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from capture_hooks.errors import HeadError
-from capture_hooks.heads.formats import Flags, open_head
-from capture_hooks.heads.formats.header import LONGEST, read_header
+from capture_hooks.interop.heads import Flags, open_head
+from capture_hooks.interop.heads.header import LONGEST, read_header
 from capture_hooks.testing import tiny
 
 CONFIG = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4, "rope_theta": 1e4}

@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
-from capture_hooks.heads.formats import WRITERS, Target, convert_head, open_head
-from capture_hooks.heads.formats.draft import Computes, Draft
-from capture_hooks.heads.formats.ours import write_ours
-from capture_hooks.heads.formats.permute import by_depth, reordered
-from capture_hooks.heads.formats.settle import settle
-from capture_hooks.heads.formats.shapes import shapes
+from capture_hooks.interop.heads import WRITERS, Target, convert_head, open_head
+from capture_hooks.interop.heads.draft import Computes, Draft
+from capture_hooks.interop.heads.ours import write_ours
+from capture_hooks.interop.heads.permute import by_depth, reordered
+from capture_hooks.interop.heads.settle import settle
+from capture_hooks.interop.heads.shapes import shapes
 from capture_hooks.spec import CaptureSpec, Point
 
 LAYERS, HIDDEN = 8, 32

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from capture_hooks.cli import main
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
-from capture_hooks.heads.formats import Target, convert_head
-from capture_hooks.heads.formats.open import open_head
+from capture_hooks.interop.heads import Target, convert_head
+from capture_hooks.interop.heads.open import open_head
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny
 

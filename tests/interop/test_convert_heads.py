@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.heads import make_witness, readout_of, save_head
-from capture_hooks.heads.formats import Target, convert_head
+from capture_hooks.interop.heads import Target, convert_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from capture_hooks.diagnosis.explain.behaviour import (
+from capture_hooks.interop.explain.behaviour import (
     ARCHITECTURES,
     FLAGS,
     MTP_TYPES,
@@ -21,8 +21,8 @@ from capture_hooks.diagnosis.explain.behaviour import (
     fc_inputs,
     flag_rule,
 )
-from capture_hooks.diagnosis.explain.checks.seen import as_vllm_reads
-from capture_hooks.diagnosis.explain.checks.writers import MODELOPT_MARKS
+from capture_hooks.interop.explain.checks.seen import as_vllm_reads
+from capture_hooks.interop.explain.checks.writers import MODELOPT_MARKS
 from capture_hooks.plugins import registry
 from capture_hooks.testing import tiny
 

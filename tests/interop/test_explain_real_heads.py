@@ -3,7 +3,7 @@
 import pytest
 import real_heads
 
-from capture_hooks.diagnosis.explain import Asked, agrees, explain_head
+from capture_hooks.interop.explain import Asked, agrees, explain_head
 
 MEANT = ["post.0", "post.2", "post.5"]
 

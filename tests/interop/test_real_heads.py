@@ -18,8 +18,8 @@ import torch
 
 from capture_hooks import CaptureSpec, bind
 from capture_hooks.decoding import SpeculativeDecoder
-from capture_hooks.diagnosis.explain import Asked, agrees, explain_head
 from capture_hooks.heads import load_head
+from capture_hooks.interop.explain import Asked, agrees, explain_head
 
 pytestmark = pytest.mark.slow
 

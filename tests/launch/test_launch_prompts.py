@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture_hooks.decoding.contract import Asked, Generated
-from capture_hooks.launch.prompts import BATCHES, DIALOGUES, converse, in_flight
+from capture_hooks.engines.prompts import BATCHES, DIALOGUES, converse, in_flight
 
 
 @settings(deadline=None, max_examples=30)

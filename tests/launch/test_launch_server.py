@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from capture_hooks.engines.server import GoneError, running
 from capture_hooks.errors import EngineError
-from capture_hooks.launch.server import GoneError, running
 
 HERE = Path(__file__).parent
 COMMAND = """
 import sys
-from capture_hooks.launch.server import running
+from capture_hooks.engines.server import running
 with running("Engine", "stand_in", ["--note", sys.argv[1]], {}, lambda server: server.get("/about")):
     print("ready", flush=True)
     sys.stdin.read()

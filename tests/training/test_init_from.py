@@ -7,7 +7,7 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import HeadError, TrainingError
 from capture_hooks.heads import HeadWarning, load_head, make_witness, readout_of, save_head
 from capture_hooks.heads.contract import TrainBatch
-from capture_hooks.heads.formats import Target, convert_head
+from capture_hooks.interop.heads import Target, convert_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump, Example, Examples, write_dump

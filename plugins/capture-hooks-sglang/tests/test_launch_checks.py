@@ -10,9 +10,9 @@ from capture_hooks_sglang.launch import checks
 from capture_hooks_sglang.launch.command import compose
 from capture_hooks_sglang.launch.installed import SGLANG
 
+from capture_hooks.engines.checks import check_port, check_target
 from capture_hooks.errors import EngineError, HeadError, ModelError, SpecError
 from capture_hooks.heads import inspect_head
-from capture_hooks.launch.checks import check_port, check_target
 
 HEAD = Path(__file__).parents[3] / "examples" / "smollm2" / "head"
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from capture_hooks_sglang.launch.watch import watch
 
+from capture_hooks.engines import watch as watching
+from capture_hooks.engines.child import group_runs
+from capture_hooks.engines.command import Command
 from capture_hooks.errors import EngineError
-from capture_hooks.launch import watch as watching
-from capture_hooks.launch.child import group_runs
-from capture_hooks.launch.command import Command
 
 STAND_IN = """
 import http.server, json, os, signal, subprocess, sys, time

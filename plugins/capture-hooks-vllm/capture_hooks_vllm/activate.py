@@ -28,6 +28,6 @@ def _end_with_parent() -> None:
     """VLLM's engine and workers, which it spawns, go on when the process that started them is killed."""
     spawner = multiprocessing.parent_process()
     if spawner is not None and spawner.pid is not None:
-        from capture_hooks.launch.bound import end_with
+        from capture_hooks.engines.bound import end_with
 
         end_with(spawner.pid)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from capture_hooks.launch import flags
-from capture_hooks.launch.flags import Flags, Spellings
+from capture_hooks.engines import flags
+from capture_hooks.engines.flags import Flags, Spellings
 
 #: By the name used here (``sglang/srt/arg_groups/fields``, 0.5.23; what a file of flags says comes second,
 #: ``sglang/srt/utils/server_args_config_parser.py``).

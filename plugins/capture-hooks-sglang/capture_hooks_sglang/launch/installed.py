@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from capture_hooks.launch.features import Feature, Needed
+from capture_hooks.engines.features import Feature, Needed
 
 _BATCH: Final = ("reqs", "req_to_token_pool", "token_to_kv_pool_allocator", "tree_cache", "model_config")
 FEATURES: Final = (

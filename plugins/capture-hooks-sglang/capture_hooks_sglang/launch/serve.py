@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from capture_hooks.launch.checks import check_port, check_target
+from capture_hooks.engines.checks import check_port, check_target
 
 from . import checks
 from .command import compose, shown

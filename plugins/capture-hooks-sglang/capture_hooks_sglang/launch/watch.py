@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from capture_hooks.engines.command import Command
+from capture_hooks.engines.reports import Report
+from capture_hooks.engines.watch import Get, Watched
+from capture_hooks.engines.watch import watch as watch_server
 from capture_hooks.errors import EngineError
-from capture_hooks.launch.command import Command
-from capture_hooks.launch.reports import Report
-from capture_hooks.launch.watch import Get, Watched
-from capture_hooks.launch.watch import watch as watch_server
 
 
 def watch(command: Command, environment: Mapping[str, str], start_timeout: float) -> int:
-    """Run a server until it is asked to stop; see `capture_hooks.launch.watch.watch`.
+    """Run a server until it is asked to stop; see `capture_hooks.engines.watch.watch`.
 
     Raises:
         EngineError: a rank refused, or did not report; the server ended by itself, or was not ready in time.

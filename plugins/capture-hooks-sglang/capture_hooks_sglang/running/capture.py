@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from capture_hooks.engines.prompts import in_flight
+from capture_hooks.engines.server import GoneError, Server
 from capture_hooks.errors import EngineError, ModelError
-from capture_hooks.launch.prompts import in_flight
-from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.contract import SequenceError, SequenceStates
 from capture_hooks.target import context_length, load_config

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from capture_hooks.decoding.contract import Answer, Margin
+from capture_hooks.engines.checks import check_target
+from capture_hooks.engines.server import Server
 from capture_hooks.errors import EngineError
-from capture_hooks.launch.checks import check_target
-from capture_hooks.launch.server import Server
 
 from ..launch import checks
 from ..launch.command import compose

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from capture_hooks.engines.server import Server
+from capture_hooks.engines.server import running as running_server
 from capture_hooks.errors import EngineError
-from capture_hooks.launch.server import Server
-from capture_hooks.launch.server import running as running_server
 
 from ..launch import checks
 from ..launch.flags import read_flags, spelling

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from capture_hooks.engines.reports import Verify, verify_of
 from capture_hooks.errors import EngineError, HeadError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
-from capture_hooks.launch.reports import Verify, verify_of
 from capture_hooks.spec import CaptureSpec, Point
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from capture_hooks.capture import find_anatomy
+from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of
 from capture_hooks.errors import CaptureHooksError, EngineError
-from capture_hooks.launch.reports import HANDSHAKE, Outcome, Report, directory_of
 
 from .asked import SPOOL, Asked, what_is_asked
 from .delivery import Delivery

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from capture_hooks.capture import Anatomy, bind
 from capture_hooks.capture.plan import every_point
-from capture_hooks.diagnosis import Verdict, WiringFit, fit_wiring
 from capture_hooks.heads import Witness
+from capture_hooks.heads.fit import Verdict, WiringFit, fit_wiring
 from capture_hooks.spec import CaptureSpec, Point
 
 from .passes import CachedSequence

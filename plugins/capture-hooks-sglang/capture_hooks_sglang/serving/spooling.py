@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from capture_hooks.launch.reports import directory_of
+from capture_hooks.engines.reports import directory_of
 
 from .asked import SPOOL, Asked
 from .limits import check_spooling

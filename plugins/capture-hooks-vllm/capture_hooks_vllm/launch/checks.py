@@ -7,10 +7,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from capture_hooks.engines.reports import verify_of
 from capture_hooks.errors import EngineError
 from capture_hooks.heads import HeadDescription, inspect_head
 from capture_hooks.heads.files import read_config
-from capture_hooks.launch.reports import verify_of
 
 from .command import plain
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from capture_hooks.engines.command import Command, reached_by
+from capture_hooks.engines.command import shown as shown_in_a_shell
+from capture_hooks.engines.flags import Flags
 from capture_hooks.errors import EngineError
-from capture_hooks.launch.command import Command, reached_by
-from capture_hooks.launch.command import shown as shown_in_a_shell
-from capture_hooks.launch.flags import Flags
 
 from ..activate import HEAD
 from .flags import SECRETS, read_flags, spelling

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Final
 
-from capture_hooks.launch.flags import Flags, Spellings
+from capture_hooks.engines.flags import Flags, Spellings
 
 #: By the name used here (``vllm/engine/arg_utils.py``, ``vllm/entrypoints/launchers/cli_args.py``, 0.32.0).
 #: Its parser takes underscores for dashes and a file of flags, behind which the command line comes.

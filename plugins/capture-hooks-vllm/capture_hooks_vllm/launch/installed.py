@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from capture_hooks.launch.features import Feature, Needed
+from capture_hooks.engines.features import Feature, Needed
 
 _CONNECTOR: Final = "distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py"
 _INTERFACES: Final = "model_executor/models/interfaces.py"

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from capture_hooks.launch.checks import check_port, check_target
-from capture_hooks.launch.reports import Report
-from capture_hooks.launch.watch import Get, Watched, watch
+from capture_hooks.engines.checks import check_port, check_target
+from capture_hooks.engines.reports import Report
+from capture_hooks.engines.watch import Get, Watched, watch
 
 from . import checks
 from .command import compose, settings_of, shown

@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from capture_hooks.engines.prompts import in_flight
+from capture_hooks.engines.server import GoneError, Server
 from capture_hooks.errors import EngineError
-from capture_hooks.launch.prompts import in_flight
-from capture_hooks.launch.server import GoneError, Server
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.contract import SequenceError, SequenceStates
 from capture_hooks.target import final_norm_of, hollow_anatomy

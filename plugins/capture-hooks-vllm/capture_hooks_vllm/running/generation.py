@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capture_hooks.decoding.contract import Asked, Dialogue, Generated, Sampling
-from capture_hooks.launch.prompts import DIALOGUES, converse
-from capture_hooks.launch.server import Server
+from capture_hooks.engines.prompts import DIALOGUES, converse
+from capture_hooks.engines.server import Server
 
 from .server import check_environment, generate, running
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from capture_hooks.engines.server import Server
+from capture_hooks.engines.server import running as running_server
 from capture_hooks.errors import EngineError, ModelError
-from capture_hooks.launch.server import Server
-from capture_hooks.launch.server import running as running_server
 from capture_hooks.target import context_length, load_config
 
 from ..launch import checks

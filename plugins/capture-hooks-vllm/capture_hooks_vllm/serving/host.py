@@ -12,9 +12,9 @@ import logging
 import os
 from typing import Any, Final
 
+from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of, verify_of
 from capture_hooks.errors import CaptureHooksError, EngineError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
-from capture_hooks.launch.reports import HANDSHAKE, Outcome, Report, directory_of, verify_of
 
 from ..activate import HEAD
 from .limits import check_worker

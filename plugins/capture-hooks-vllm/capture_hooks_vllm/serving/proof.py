@@ -12,10 +12,10 @@ from torch import Tensor
 
 from capture_hooks.conventions import convention_for
 from capture_hooks.conventions.rules import Boundaries
-from capture_hooks.diagnosis import Verdict, WiringFit, fit_wiring
 from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads import Witness
 from capture_hooks.heads.engines import VLLM_KEY
+from capture_hooks.heads.fit import Verdict, WiringFit, fit_wiring
 from capture_hooks.spec import Point
 
 from .passes import Passes, every_boundary

@@ -1,0 +1,1 @@
+"""Other libraries' files: heads and dumps read and written, converted, and explained."""

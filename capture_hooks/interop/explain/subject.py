@@ -1,0 +1,234 @@
+"""What is explained, gathered from a head's directory, from bare ids or from a dump."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...errors import ConventionError, HeadError, ModelError, PluginError, StoreError
+from ...heads.consistency import same_points
+from ...spec import CaptureSpec
+from ...store.manifest import MANIFEST, Manifest
+from ..dumps import DumpDescription, describe
+from ..heads import RawHead, open_head
+from . import target as targets
+from . import trained as claims
+from .applying import primary_keys
+from .target import TargetFacts
+from .trained import TrainedOn
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user says beside the subject itself; everything may be left out.
+
+    Attributes:
+        target: the target model, a directory or hub id.
+        family: its ``model_type``, where the model is not at hand.
+        layers: its decoder layers.
+        written_for: the convention, or library, whose meaning the ids have.
+        spec: the states the head was trained on.
+        pickles: open files that ``torch.save`` wrote.
+    """
+
+    target: str | None = None
+    family: str | None = None
+    layers: int | None = None
+    written_for: str | None = None
+    spec: CaptureSpec | None = None
+    pickles: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A thing to explain.
+
+    Attributes:
+        kind: what it is.
+        name: how a report calls it.
+        config: the head's ``config.json``, or one that holds the ids alone.
+        head: the head's directory; None for bare ids and dumps.
+        ids: lists of layer ids by dotted key, as they stand.
+        facts: the target.
+        trained: what the head was trained on.
+        dump: what a dump says and does not say; None for heads and ids.
+    """
+
+    kind: Literal["head", "ids", "dump"]
+    name: str
+    config: Mapping[str, Any]
+    head: RawHead | None
+    ids: Mapping[str, Any]
+    facts: TargetFacts
+    trained: TrainedOn
+    dump: DumpDescription | None = None
+
+
+def head_subject(directory: str, asked: Asked) -> Subject:
+    """A head's directory.
+
+    Raises:
+        HeadError: it is no head, damaged, or the user names a convention at odds with what decides.
+        ModelError: there is no such target, its layers cannot be, or it is named twice.
+        SpecError, PluginError: the user's spec or convention cannot be.
+    """
+    head = open_head(directory, pickles=asked.pickles)
+    facts = _facts(head, asked)
+    return Subject("head", directory, head.config, head, head.ids, facts, _trained(head, asked, facts))
+
+
+def ids_subject(ids: Sequence[int], asked: Asked) -> Subject:
+    """Bare integers, put where the convention that they are said to be written for reads them.
+
+    Raises:
+        HeadError: there are none.
+        ModelError, SpecError, PluginError, ConventionError: as `head_subject`; which convention is not clear.
+    """
+    if not ids:
+        raise HeadError("no ids; give them as --ids 2,30,58")
+    facts = _named_target(asked)
+    name = ", ".join(map(str, ids))
+    if asked.written_for is None:
+        why = "ids alone do not say who wrote them (--written-for says it)"
+        trained = _by_spec_or(asked, facts) or claims.unknown(
+            why, {key: list(ids) for key in primary_keys()}, facts.target
+        )
+        return Subject("ids", name, {}, None, {}, facts, trained)
+    convention = claims.named(asked.written_for, facts.target)
+    found = {convention.key: list(ids)}
+    trained = _by_spec_or(asked, facts) or _by_convention(asked.written_for, found, facts)
+    return Subject("ids", name, _nested(convention.key, list(ids)), None, found, facts, trained)
+
+
+def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Subject:
+    """A dump: our own says what it holds, of another library's the user may say it.
+
+    Raises:
+        StoreError: it is no dump of an installed format, or damaged; or one of ours, which says itself what
+            the user says here.
+        ModelError, SpecError, PluginError, ConventionError: as `head_subject`; which convention is not clear.
+    """
+    place = Path(directory)
+    described = describe(place, pickles=asked.pickles)
+    ours = (place / MANIFEST).exists()
+    if ours:
+        _check_unsaid(place, ids, asked)
+    facts = _named_target(asked)
+    if ours:
+        manifest = Manifest.read(place)
+        facts = targets.from_manifest(manifest)
+        trained = claims.by_manifest(manifest)
+    elif ids and asked.written_for is not None:
+        convention = claims.named(asked.written_for, facts.target)
+        trained = _by_convention(convention.name, {convention.key: list(ids)}, facts)
+    else:
+        why = "the dump does not say which states it holds (--spec, or --ids with --written-for, says it)"
+        trained = claims.unknown(why, {}, facts.target)
+    trained = _by_spec_or(asked, facts) or trained
+    return Subject("dump", directory, {}, None, {}, facts, trained, described)
+
+
+def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: Asked) -> None:
+    given = {
+        "--target": asked.target,
+        "--family": asked.family,
+        "--layers": asked.layers,
+        "--ids": ids,
+        "--written-for": asked.written_for,
+    }
+    if said := [option for option, value in given.items() if value is not None]:
+        raise StoreError(f"{place} is a capture-hooks dump, whose manifest says this: leave {said[0]} out")
+
+
+def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:
+    said = _by_spec_or(asked, facts)
+    if said is None and head.section is not None:
+        said = claims.by_section(head.section)
+    if said is not None:
+        _check_agrees(said, head, asked, facts)
+        return said
+    if head.flags.use_aux_hidden_state is False:
+        return claims.by_final_state()
+    if asked.written_for is not None:
+        return _by_convention(asked.written_for, head.ids, facts)
+    if head.layout == "speculators":
+        try:
+            return claims.by_layout(head.ids, facts.target)
+        except (ConventionError, HeadError, PluginError) as error:
+            return claims.unknown(str(error), head.ids, facts.target)
+    why = "the file does not say who wrote its ids (--written-for or --spec says it)"
+    if not head.ids:
+        why = "the file has no layer ids, so each reader takes its own default (--spec says what it was)"
+    return claims.unknown(why, head.ids, facts.target)
+
+
+def _check_agrees(said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFacts) -> None:
+    """That ``--written-for`` says the same as what comes before it.
+
+    Raises:
+        HeadError: it says other states, or nothing.
+    """
+    if asked.written_for is None:
+        return
+    other = _by_convention(asked.written_for, head.ids, facts)
+    if other.points is None or said.points is None or facts.target.n_layers is None:
+        raise HeadError(
+            f"--written-for {asked.written_for} says nothing beside {said.shown.by}: {other.shown.by}"
+        )
+    if not same_points(said.points, other.points, facts.target.n_layers):
+        first, second = (", ".join(map(str, points)) for points in (said.points, other.points))
+        raise HeadError(
+            f"the head was trained on {first} by {said.shown.by}, and on {second} by "
+            f"--written-for {asked.written_for}; leave one of them out"
+        )
+
+
+def _by_convention(name: str, ids: Mapping[str, Any], facts: TargetFacts) -> TrainedOn:
+    try:
+        return claims.by_convention(name, ids, facts.target)
+    except (ConventionError, HeadError) as error:
+        return claims.unknown(str(error), ids, facts.target)
+
+
+def _by_spec_or(asked: Asked, facts: TargetFacts) -> TrainedOn | None:
+    return None if asked.spec is None else claims.by_spec(asked.spec, facts.target.n_layers)
+
+
+def _facts(head: RawHead, asked: Asked) -> TargetFacts:
+    """The target that the user names, else the one that the head records."""
+    _check_one_target(asked)
+    if asked.target is None and head.section is not None:
+        recorded = targets.from_section(head.section)
+        return (
+            recorded
+            if asked.family is None and asked.layers is None
+            else targets.corrected(recorded, asked.family, asked.layers)
+        )
+    return _named_target(asked)
+
+
+def _check_one_target(asked: Asked) -> None:
+    """That the target is named once.
+
+    Raises:
+        ModelError: by a model and by words, of which one would be dropped.
+    """
+    if asked.target is not None and (asked.family is not None or asked.layers is not None):
+        raise ModelError(
+            f"--target {asked.target} says its own family and layers; leave --family and --layers out"
+        )
+
+
+def _named_target(asked: Asked) -> TargetFacts:
+    _check_one_target(asked)
+    if asked.target is not None:
+        return targets.from_model(asked.target)
+    return targets.from_words(asked.family, asked.layers)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """A config that holds ``value`` under a dotted key."""
+    head, _, rest = key.partition(".")
+    return {head: _nested(rest, value)} if rest else {head: value}

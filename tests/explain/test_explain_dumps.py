@@ -1,0 +1,53 @@
+"""`explain DUMP`: what the files say, what the user must say, and never both."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from capture_hooks import CaptureSpec
+from capture_hooks.errors import StoreError
+from capture_hooks.interop.explain import Asked, explain_dump
+from capture_hooks.store import Example, Examples, write_dump
+from capture_hooks.testing import tiny
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    tokens = torch.arange(6)
+    place = tmp_path_factory.mktemp("dump") / "ours"
+    examples = Examples("made up", (Example(tokens, tokens > 2, "here:0"),))
+    write_dump(tiny.llama(), CaptureSpec.parse("post.0, post.2 -> post.3"), examples, place)
+    return str(place)
+
+
+def test_ours_says_what_it_holds_and_what_each_library_must_be_told(ours):
+    report = explain_dump(ours)
+    assert [state.point for state in report.trained.inputs] == ["post.0", "post.2"]
+    told = {row.engine: row for row in report.rows if row.asked == "told"}
+    assert told["vllm"].ids == (1, 3)
+    assert told["sglang.llama"].ids == (0, 2)
+    assert told["vllm"].verdict.outcome == told["sglang.llama"].verdict.outcome == "same"
+
+
+@pytest.mark.parametrize(
+    ("option", "ids", "asked"),
+    [
+        ("--target", None, Asked(target="elsewhere")),
+        ("--family", None, Asked(family="llama", layers=4)),
+        ("--layers", None, Asked(layers=99)),
+        ("--ids", [1, 3], Asked()),
+        ("--written-for", None, Asked(written_for="vllm")),
+    ],
+)
+def test_what_ours_says_itself_is_not_taken_from_the_user(ours, option, ids, asked):
+    with pytest.raises(StoreError, match=f"leave {option} out"):
+        explain_dump(ours, ids, asked)
+
+
+def test_anothers_does_not_say_which_states_it_holds_until_the_user_does(tmp_path):
+    states = {"hidden_states": torch.randn(5, 3, 8), "token_ids": torch.arange(5)}
+    save_file(states, tmp_path / "0.safetensors")
+    known = {"family": "llama", "layers": 4}
+    assert explain_dump(str(tmp_path), None, Asked(**known)).trained.inputs is None
+    report = explain_dump(str(tmp_path), [1, 3, 4], Asked(**known, written_for="vllm"))
+    assert [state.point for state in report.trained.inputs] == ["post.0", "post.2", "post.3"]

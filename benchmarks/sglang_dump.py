@@ -31,8 +31,8 @@ from capture_hooks_sglang.running.capture import IN_FLIGHT, ROOM, capture, comma
 from capture_hooks_sglang.running.server import Server, running
 
 from capture_hooks import CaptureSpec
-from capture_hooks.store import EngineDumpJob, Example, Examples
-from capture_hooks.store.engine_job import dtype_of, first_states
+from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
+from capture_hooks.store import Example, Examples
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 
 

@@ -93,7 +93,7 @@ class SomeFormat(Named, Protocol):
 
 
 class SomeEngine(Named, Protocol):
-    """In full: `capture_hooks.decoding.contract.EngineProvider`."""
+    """In full: `capture_hooks.engines.contract.EngineProvider`."""
 
     capture: Any
     decode: Any

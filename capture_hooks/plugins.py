@@ -187,7 +187,7 @@ class Registry:
 
     @property
     def engines(self) -> Contributions[Any]:
-        """Engines (`decoding.contract.EngineProvider`), by name."""
+        """Engines (`engines.contract.EngineProvider`), by name."""
         return self._contributions("engines")
 
     @property

@@ -131,8 +131,8 @@ def _through(
     shard_tokens: int | None,
     console: Console,
 ) -> Iterator[Writing]:
+    from ..engines.dump import EngineDumpJob, dtype_of, first_states
     from ..store.checks import check_text_alone
-    from ..store.engine_job import EngineDumpJob, dtype_of, first_states
     from ..store.manifest import MANIFEST
     from ..target import checkpoint_fingerprint, hollow_anatomy
 

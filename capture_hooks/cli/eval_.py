@@ -91,7 +91,8 @@ def eval_(
     from rich.progress import Progress
     from rich.table import Table
 
-    from ..decoding import evaluate, evaluate_engine
+    from ..decoding import evaluate
+    from ..engines.evaluation import evaluate_engine
     from ..target import load_config, load_processor, load_tokenizer
 
     with Progress(console=Console(stderr=True), transient=True) as progress:

@@ -10,7 +10,7 @@ import typer
 from ._engines import target_path
 
 if TYPE_CHECKING:
-    from ..decoding.contract import EngineProvider
+    from ..engines.contract import EngineProvider
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,6 @@ if find_spec("transformers") is None:
 
 from .decoder import Generation, SpeculativeDecoder
 from .drafts import TreeShape
-from .engine_evaluation import evaluate_engine
 from .evaluation import EvalReport, evaluate
 from .identity import Divergence
 from .offline import OfflineAcceptance, offline_acceptance
@@ -30,7 +29,6 @@ __all__ = [
     "TreeShape",
     "chat_prompt",
     "evaluate",
-    "evaluate_engine",
     "offline_acceptance",
     "read_prompts",
     "text_prompt",

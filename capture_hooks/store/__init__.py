@@ -3,7 +3,6 @@
 from .batches import plan_shards
 from .data import Example, Examples, read_examples
 from .dump import Dump
-from .engine_job import EngineDumpJob
 from .job import DumpJob, write_dump
 from .manifest import Engine, Manifest, Provenance, ShardRecord
 from .shard import ShardTensors, StoredSequence
@@ -15,7 +14,6 @@ __all__ = [
     "DumpJob",
     "DumpWriter",
     "Engine",
-    "EngineDumpJob",
     "Estimate",
     "Example",
     "Examples",

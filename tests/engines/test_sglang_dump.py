@@ -22,10 +22,10 @@ if importlib.util.find_spec("sglang") is None:
 from capture_hooks_sglang.running.capture import capture
 from transformers import AutoModelForCausalLM
 
+from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
 from capture_hooks.errors import EngineError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, EngineDumpJob, read_examples, write_dump
-from capture_hooks.store.engine_job import dtype_of, first_states
+from capture_hooks.store import Dump, read_examples, write_dump
 from capture_hooks.store.manifest import Manifest
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 from capture_hooks.testing import tiny

@@ -24,10 +24,10 @@ import psutil
 from capture_hooks_vllm.running.capture import capture
 from vllm_setting import CPU, FLAGS, make_target
 
+from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
 from capture_hooks.errors import CaptureHooksError, EngineError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, EngineDumpJob, read_examples, write_dump
-from capture_hooks.store.engine_job import dtype_of, first_states
+from capture_hooks.store import Dump, read_examples, write_dump
 from capture_hooks.store.manifest import Manifest
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 from capture_hooks.testing import tiny

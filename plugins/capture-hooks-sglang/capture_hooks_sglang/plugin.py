@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from capture_hooks.capture.anatomy import AnatomyProvider
-    from capture_hooks.decoding.contract import EngineProvider
+    from capture_hooks.engines.contract import EngineProvider
 
 
 @capture_hooks.hookimpl

@@ -9,7 +9,7 @@ import capture_hooks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from capture_hooks.decoding.contract import EngineProvider
+    from capture_hooks.engines.contract import EngineProvider
 
 
 @capture_hooks.hookimpl

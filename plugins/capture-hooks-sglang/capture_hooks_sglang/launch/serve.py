@@ -16,7 +16,7 @@ from .watch import watch
 
 
 def serve(head: Path, model: Path, settings: Sequence[str], start_timeout: float) -> int:
-    """Serve ``model`` with ``head``; see `capture_hooks.decoding.contract.EngineProvider.serve`.
+    """Serve ``model`` with ``head``; see `capture_hooks.engines.contract.EngineProvider.serve`.
 
     Raises:
         EngineError, HeadError, ModelError, SpecError: what was asked cannot be served, or must not.

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from capture_hooks.engines.contract import SequenceError, SequenceStates
 from capture_hooks.engines.prompts import in_flight
 from capture_hooks.engines.server import GoneError, Server
 from capture_hooks.errors import EngineError, ModelError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store.contract import SequenceError, SequenceStates
 from capture_hooks.target import context_length, load_config
 
 from ..launch.flags import read_flags
@@ -108,7 +108,7 @@ class SGLangCapture:
 
 @contextmanager
 def capture(model: Path, spec: CaptureSpec, words: Sequence[str]) -> Iterator[SGLangCapture]:
-    """Start SGLang on ``model`` to capture ``spec``; see `capture_hooks.decoding.contract.EngineProvider`."""
+    """Start SGLang on ``model`` to capture ``spec``; see `capture_hooks.engines.contract.EngineProvider`."""
     check_environment()
     with tempfile.TemporaryDirectory(prefix="capture-hooks-spool-") as spool:
         environment = {SPEC: str(spec), SPOOL: spool, **ROOM}

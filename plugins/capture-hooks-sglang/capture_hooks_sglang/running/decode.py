@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from capture_hooks.decoding.contract import Answer, Margin
 from capture_hooks.engines.checks import check_target
+from capture_hooks.engines.contract import Answer, Margin
 from capture_hooks.engines.server import Server
 from capture_hooks.errors import EngineError
 
@@ -94,7 +94,7 @@ def _best(answer: Any, at: int) -> dict[int, float]:
 
 @contextmanager
 def decode(model: Path, head: Path | None, words: Sequence[str]) -> Iterator[SGLangDecoding]:
-    """Start SGLang to draft with ``head``; see `capture_hooks.decoding.contract.EngineProvider.decode`."""
+    """Start SGLang to draft with ``head``; see `capture_hooks.engines.contract.EngineProvider.decode`."""
     if any(named(word.partition("=")[0]) == "config" for word in words):
         raise EngineError(
             "--config FILE may hold settings of drafting, which the server without a head must not get; give "

@@ -73,7 +73,7 @@ class SGLangGeneration:
 
 @contextmanager
 def generation(model: Path, sampling: Sampling, words: Sequence[str]) -> Iterator[SGLangGeneration]:
-    """Start SGLang; see `capture_hooks.decoding.contract.EngineProvider.generate`."""
+    """Start SGLang; see `capture_hooks.engines.contract.EngineProvider.generate`."""
     check_environment()
     ours = ["--model-path", str(model)]
     fixed = ["--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "error"]

@@ -15,11 +15,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from capture_hooks.engines.contract import SequenceError, SequenceStates
 from capture_hooks.engines.prompts import in_flight
 from capture_hooks.engines.server import GoneError, Server
 from capture_hooks.errors import EngineError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store.contract import SequenceError, SequenceStates
 from capture_hooks.target import final_norm_of, hollow_anatomy
 
 from ..launch.flags import read_flags, spelling
@@ -130,7 +130,7 @@ def _best(place: Mapping[str, Any]) -> int:
 
 @contextmanager
 def capture(model: Path, spec: CaptureSpec, words: Sequence[str]) -> Iterator[VllmCapture]:
-    """Start vLLM on ``model`` to capture ``spec``; see `capture_hooks.decoding.contract.EngineProvider`."""
+    """Start vLLM on ``model`` to capture ``spec``; see `capture_hooks.engines.contract.EngineProvider`."""
     check_environment()
     flags = read_flags(words)
     if refused := [spelling(name) for name in _OURS if name in flags]:

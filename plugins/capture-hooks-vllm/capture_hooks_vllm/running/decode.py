@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from capture_hooks.decoding.contract import Answer, Margin
 from capture_hooks.engines.checks import check_target
+from capture_hooks.engines.contract import Answer, Margin
 from capture_hooks.engines.server import Server
 from capture_hooks.errors import EngineError
 from capture_hooks.target import load_config
@@ -106,7 +106,7 @@ def _best(place: Any) -> dict[int, float]:
 
 @contextmanager
 def decode(model: Path, head: Path | None, words: Sequence[str]) -> Iterator[VllmDecoding]:
-    """Start vLLM to draft with ``head``; see `capture_hooks.decoding.contract.EngineProvider.decode`."""
+    """Start vLLM to draft with ``head``; see `capture_hooks.engines.contract.EngineProvider.decode`."""
     check_environment()
     # A second answer to the same prompt must cost what the first did.
     fixed = ["--no-enable-prefix-caching"]

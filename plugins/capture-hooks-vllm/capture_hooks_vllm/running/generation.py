@@ -60,7 +60,7 @@ class VllmGeneration:
 
 @contextmanager
 def generation(model: Path, sampling: Sampling, words: Sequence[str]) -> Iterator[VllmGeneration]:
-    """Start vLLM; see `capture_hooks.decoding.contract.EngineProvider.generate`."""
+    """Start vLLM; see `capture_hooks.engines.contract.EngineProvider.generate`."""
     check_environment()
     with running(model, words, [], {}) as server:
         yield VllmGeneration(server, sampling)

@@ -1,6 +1,6 @@
 """A server in the background: asked, explained when it ends, and gone with the command that started it.
 
-A stand-in answers; real ones are in tests/engines.
+A stand-in answers here; the other files of this room run real ones.
 """
 
 import os

@@ -10,13 +10,13 @@ from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import EngineError
 from ..spec import CaptureSpec
+from ..store.checks import check_examples, check_placeholders, check_text_alone
+from ..store.data import Examples
+from ..store.manifest import Engine, Manifest
+from ..store.shard import ShardTensors
+from ..store.writing import Writing, stored_dtype, with_shards_of
 from ..target import context_length
-from .checks import check_examples, check_placeholders, check_text_alone
 from .contract import CaptureEngine, SequenceError, SequenceStates
-from .data import Examples
-from .manifest import Engine, Manifest
-from .shard import ShardTensors
-from .writing import Writing, stored_dtype, with_shards_of
 
 #: Tokens of the first trial, which shows the states' widths and dtype, and of the one that is timed.
 FIRST_TOKENS = 32

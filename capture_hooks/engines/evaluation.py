@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..decoding.evaluation import EvalReport, Timing
+from ..decoding.identity import Divergence
+from ..decoding.prompts import Prompt
+from ..decoding.stats import DecodeStats
 from ..errors import DataError
 from .contract import Answer, DecodingEngine, EngineProvider
-from .evaluation import EvalReport, Timing
-from .identity import Divergence
-from .prompts import Prompt
-from .stats import DecodeStats
 
 
 def evaluate_engine(

@@ -35,6 +35,7 @@ ROOMS = (
     "_version",
     "settings",
     "foreign",
+    "io",
     "errors",
 )
 #: Rooms that a plugin may not import: it is used by commands and by tests, and uses neither.

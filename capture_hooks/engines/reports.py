@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..errors import EngineError
 from ..heads.fit import Verdict
+from ..io import hand_over
 
 #: What a witness that does not fit does: nothing, a warning, or refusing to serve.
 VERIFY: Final = "CAPTURE_HOOKS_VERIFY"
@@ -57,9 +57,7 @@ class Report(BaseModel):
     def write(self, directory: Path) -> None:
         """Leave the report in ``directory``, whole or not at all."""
         path = directory / f"replica-{self.replica}-rank-{self.rank}.json"
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_text(self.model_dump_json(indent=2))
-        os.replace(unfinished, path)
+        hand_over(path, lambda place: place.write_text(self.model_dump_json(indent=2)))
 
 
 def read_reports(directory: Path) -> list[Report]:

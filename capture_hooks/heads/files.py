@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import HeadError
-from ..store.files import check_regular
+from ..io import check_regular, digest_of, replacing_directory
 
 CONFIG: Final = "config.json"
 WEIGHTS: Final = "model.safetensors"
@@ -94,7 +91,7 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write one safetensors file and wait until it is on disk."""
+    """Write one safetensors file."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # safetensors refuses tensors that share memory; two names may stand for one weight.
     storages: set[int] = set()
@@ -108,13 +105,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     umask = os.umask(0)
     os.umask(umask)
     path.chmod(0o666 & ~umask)
-    _sync(path)
 
 
 def write_config(path: Path, document: Mapping[str, Any]) -> None:
-    """Write one JSON file and wait until it is on disk."""
+    """Write one JSON file."""
     path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    _sync(path)
 
 
 def infos_of(tensors: Mapping[str, Tensor]) -> dict[str, TensorInfo]:
@@ -140,8 +135,7 @@ def check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
 def digest(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     check_regular(path, HeadError)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return digest_of(path)
 
 
 def check_digest(path: Path, wanted: str) -> None:
@@ -161,40 +155,16 @@ def check_digest(path: Path, wanted: str) -> None:
 def writing(directory: Path, overwrite: bool) -> Iterator[Path]:
     """A temporary sibling of ``directory`` that takes its place once the block has ended well.
 
-    The old head, if any, is moved aside only when the new one is complete on disk, and moved back
-    if the new one cannot take its place; a process killed between the two leaves both, complete,
-    as hidden siblings.
-
     Raises:
         HeadError: ``directory`` exists (without ``overwrite``) or holds other files than a head's;
             no permission, no space.
     """
     directory = Path(os.path.abspath(directory))
-    with _disk(directory):
-        _check_replaceable(directory, overwrite)
-    token = secrets.token_hex(4)
-    fresh, old = (directory.with_name(f".{directory.name}.{kind}-{token}") for kind in ("new", "old"))
     try:
-        with _disk(directory):
-            directory.parent.mkdir(parents=True, exist_ok=True)
-            fresh.mkdir()
+        with replacing_directory(directory, lambda: _check_replaceable(directory, overwrite)) as fresh:
             yield fresh
-            for folder in (*(p for p in fresh.rglob("*") if p.is_dir()), fresh):
-                _sync(folder)
-            _check_replaceable(directory, overwrite)
-            replacing = directory.exists()
-            if replacing:
-                directory.rename(old)
-            try:
-                fresh.rename(directory)
-            except OSError:
-                if replacing:
-                    old.rename(directory)
-                raise
-            _sync(directory.parent)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:
+        raise HeadError(f"the head cannot be saved to {directory}: {error}") from error
 
 
 def _check_replaceable(directory: Path, overwrite: bool) -> None:
@@ -213,15 +183,6 @@ def _check_replaceable(directory: Path, overwrite: bool) -> None:
 
 
 @contextlib.contextmanager
-def _disk(directory: Path) -> Iterator[None]:
-    """Turn what the disk refuses into one line; `HeadError` of the block passes through."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise HeadError(f"the head cannot be saved to {directory}: {error}") from error
-
-
-@contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     check_regular(path, HeadError)
     try:
@@ -230,11 +191,3 @@ def _reading(path: Path) -> Iterator[None]:
         raise HeadError(f"{path} is missing: the head was copied or written in part") from None
     except (OSError, SafetensorError) as error:
         raise HeadError(f"{path} is damaged, truncated or no safetensors file: {error}") from None
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,8 +22,8 @@ from pydantic import (
 
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import StoreError
+from ..io import check_regular, replacing
 from ..spec import CaptureSpec
-from .files import check_regular, replacing
 
 MANIFEST: Final = "manifest.json"
 KIND: Final = "capture-hooks.dump"

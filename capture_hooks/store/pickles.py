@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StoreError
-from .files import check_regular
+from ..io import check_regular
 
 #: A dict of a few tensors takes under 2 KiB, of a head's some 10.
 _PICKLE_BYTES: Final = 2**20

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import StoreError
-from .files import check_regular, replacing
+from ..io import check_regular, digest_of, replacing
 from .stream import Columns, TensorStream, write_columns
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -150,7 +150,6 @@ def check_file(path: Path, size: int, sha256: str | None = None) -> None:
 
 def _digest(path: Path) -> str:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_of(path)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror or error}") from error

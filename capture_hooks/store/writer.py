@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import StoreError
-from .files import LOCK, UNFINISHED, locked, refused
+from ..io import LOCK, UNFINISHED, locked, refused
 from .manifest import MANIFEST, Manifest, ShardRecord
 from .shard import ShardTensors, StoredSequence, check_file, columns_of, write_shard
 

@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from ..errors import TrainingError
+from ..io import replacing
 from .ema import WeightAverage
 from .schedule import Progress
 
@@ -147,9 +149,8 @@ class Log(TrainerCallback):
                     continue  # the process was killed while it wrote this line
                 if entry["step"] <= state.global_step:
                     kept.append(line + "\n")
-        aside = self.path.with_name(self.path.name + ".writing")
-        aside.write_text("".join(kept), encoding="utf-8")
-        os.replace(aside, self.path)
+        with replacing(self.path, TrainingError) as file:
+            file.write("".join(kept).encode())
 
     def on_log(
         self,

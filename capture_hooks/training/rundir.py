@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from ..errors import TrainingError
 from ..foreign import parse_json, read_text
+from ..io import replacing
 from .config import TrainConfig
-from .trainer import checkpoints, sync
+from .trainer import checkpoints
 
 SETTINGS: Final = "settings.json"
 
@@ -102,9 +103,7 @@ def begin(run: Path, settings: Mapping[str, Any], fresh: bool) -> None:
         if fresh:
             for old in checkpoints(run):
                 shutil.rmtree(old)
-        aside = run / (SETTINGS + ".writing")
-        aside.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-        sync(aside)
-        os.replace(aside, run / SETTINGS)
     except OSError as error:
         raise TrainingError(f"cannot write the run's state to {run}: {error.strerror}") from error
+    with replacing(run / SETTINGS, TrainingError) as file:
+        file.write(json.dumps(settings, indent=2).encode() + b"\n")

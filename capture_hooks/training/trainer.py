@@ -6,7 +6,6 @@ Everything else (processes, FSDP, mixed precision, accumulation, optimisers, rep
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import TrainingError
 from ..foreign import calling
+from ..io import put_in_place
 from .data import WindowDataset, pack
 from .ema import WeightAverage
 from .objective import Objective, supervised_rows, trainable_names
@@ -248,12 +248,7 @@ class HeadTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             written = run / _STAGING / name
-            for path in (*written.iterdir(), written):
-                sync(path)
-            if (run / name).exists():
-                shutil.rmtree(run / name)
-            written.rename(run / name)
-            sync(run)
+            put_in_place(written, run / name)
             shutil.rmtree(run / _STAGING)
             for old in checkpoints(run)[: -self._keep]:
                 shutil.rmtree(old)
@@ -286,15 +281,6 @@ def stacked(sums: Mapping[str, Tensor]) -> Tensor:
     """[4, J]: the sums to be logged, in at least float32."""
     found = torch.stack([sums[name].detach() for name in _SUMS])
     return found.to(torch.promote_types(found.dtype, torch.float32))
-
-
-def sync(path: Path) -> None:
-    """Wait until a file or a directory's entries are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -52,10 +52,10 @@ def preview(
     from rich.console import Console
     from rich.text import Text
 
+    from ...io import replacing
     from ...store.data import read_rows
     from ...store.data.examples import row_encoder
     from ...store.data.pieces import printable
-    from ...store.files import replacing
     from ...target import context_length, load_config, load_processor, load_tokenizer
     from ...training.preview import pick, why_not
     from ...training.preview import preview as look_at

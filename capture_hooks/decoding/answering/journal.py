@@ -6,7 +6,6 @@ one for each answer.  A line is written at once; a last one that is torn is drop
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from ...errors import StoreError
-from ...store.files import check_regular, refused
+from ...io import check_regular, lock, refused
 
 #: Ending of the file of answers.
 PARTIAL: Final = ".partial"
@@ -161,10 +160,8 @@ def journal(out: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
     except ValueError as error:
         raise StoreError(f"cannot write {str(path)!r}: {error}") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"{path}: another process is writing it; wait for it or stop it") from None
+        if not lock(file):
+            raise StoreError(f"{path}: another process is writing it; wait for it or stop it")
         made = Journal(file, path)
         made.read(settings)
         yield made

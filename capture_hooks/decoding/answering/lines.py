@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 
@@ -39,9 +37,3 @@ def _dated(value: Any) -> str:
     if isinstance(value, date):
         return value.isoformat()
     raise TypeError
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DataError, StoreError
+from ...io import check_regular, digest_of, refused, replacing
 from ...store.data import BadRowPolicy, Row, RowEncoder, RowError, TemplateSettings, read_rows
 from ...store.data.forms import form_of
 from ...store.data.summary import BadRowCounter, BadRows
-from ...store.files import check_regular, refused, replacing
 from ..contract import GeneratingEngine, Sampling
 from .cost import Cost, measured
 from .dialogues import Answering, AnsweringConversation, AnsweringIds, Asking, Left, Unfinished, answering
 from .journal import Journal, Record, check_same, journal, partial
-from .lines import Gzipped, digest_of, line_of
+from .lines import Gzipped, line_of
 from .messages import FITS, Answers
 
 if TYPE_CHECKING:

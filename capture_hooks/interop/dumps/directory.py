@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ...errors import StoreError
-from ...store.files import LOCK, UNFINISHED, locked, refused, sync_directory
+from ...io import LOCK, UNFINISHED, locked, put_in_place, refused
 
 
 @contextmanager
@@ -34,9 +33,7 @@ def fresh_directory(destination: Path) -> Iterator[Path]:
                 _clear(temporary)
                 yield temporary
                 (temporary / LOCK).unlink()
-                sync_directory(temporary)
-                os.rename(temporary, destination)
-                sync_directory(destination.parent)
+                put_in_place(temporary, destination)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
-from ...store.files import check_regular
+from ...io import check_regular
 from ...store.shard import DTYPES
 from .contract import Facts, Rows
 

@@ -11,7 +11,7 @@ from typing import IO, Any, BinaryIO, Final, cast
 import torch
 from torch import Tensor
 
-from ...store.files import refused
+from ...io import refused
 from ...store.stream import WRITE_BYTES
 
 _ALIGNED: Final = 64

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import StoreError
-from ...store.files import check_regular
+from ...io import check_regular
 
 #: Two tensors take under 300 bytes; metadata may be added.
 _HEADER_BYTES: Final = 2**20

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from ...errors import HeadError
 from ...heads.files import TensorInfo
-from ...store.files import check_regular
+from ...io import check_regular
 
 #: Longest header that is read.  A tensor takes some 100 bytes of it, and a head has some dozens.
 LONGEST: Final = 1 << 20

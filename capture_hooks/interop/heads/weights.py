@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...errors import HeadError
 from ...heads.files import WEIGHTS, TensorInfo
-from ...store.files import check_regular
+from ...io import check_regular
 from .contract import Stored
 from .header import read_header
 from .pickled import pickled_header

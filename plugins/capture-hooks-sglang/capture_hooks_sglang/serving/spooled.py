@@ -6,7 +6,6 @@ rows are complete.  Torch alone is needed here: both sides import it.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -14,6 +13,8 @@ from typing import Final, Self
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from capture_hooks.io import hand_over
 
 _PREFIX: Final = "capture-hooks-dump"
 
@@ -70,9 +71,8 @@ class Rows:
 
     def write(self, path: Path) -> None:
         """Leave a file with all rows, or none."""
-        unfinished = path.with_suffix(".unfinished")
-        save_file({name: getattr(self, name).contiguous() for name in self.__slots__}, unfinished)
-        os.replace(unfinished, path)
+        rows = {name: getattr(self, name).contiguous() for name in self.__slots__}
+        hand_over(path, lambda place: save_file(rows, place))
 
     @classmethod
     def take(cls, path: Path) -> Self:
@@ -85,6 +85,4 @@ class Rows:
 
 def write_failure(path: Path, why: str) -> None:
     """Say why a request's states will not come."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(why)
-    os.replace(unfinished, path)
+    hand_over(path, lambda place: place.write_text(why))

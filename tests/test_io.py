@@ -5,7 +5,7 @@ import os
 import pytest
 
 from capture_hooks.errors import StoreError
-from capture_hooks.store.files import replacing
+from capture_hooks.io import replacing
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path):

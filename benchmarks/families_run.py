@@ -22,6 +22,7 @@ from capture_hooks.decoding import SpeculativeDecoder
 from capture_hooks.decoding.identity import compare
 from capture_hooks.errors import CaptureHooksError
 from capture_hooks.heads.contract import DraftHead, StepSums, TrainBatch
+from capture_hooks.heads.drafting import Drafting, StepwiseDrafter
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump, write_dump
 from capture_hooks.store.data import Example, Examples
@@ -73,8 +74,8 @@ class ScriptHead(DraftHead):
             scores[row, (following + wrong) % len(self._ids)] = 9.0
         return scores
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids
+    def drafter(self, max_length: int, drafting: Drafting) -> StepwiseDrafter:
+        return StepwiseDrafter(self, max_length, drafting)
 
     @property
     def draft_token_ids(self) -> Tensor:

@@ -7,8 +7,8 @@ from ..errors import DecodingError
 if find_spec("transformers") is None:
     raise DecodingError("decoding needs transformers: pip install 'capture-hooks[train]'")
 
+from ..heads.drafting import TreeShape
 from .decoder import Generation, SpeculativeDecoder
-from .drafts import TreeShape
 from .evaluation import EvalReport, evaluate
 from .identity import Divergence
 from .offline import OfflineAcceptance, offline_acceptance

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .drafts import Draft
+from ..heads.drafting import Proposal
 
 
-def walk(draft: Draft, choices: Sequence[int]) -> tuple[list[int], int]:
+def walk(proposal: Proposal, choices: Sequence[int]) -> tuple[list[int], int]:
     """Follow the target's choices through a deterministic draft.
 
     Args:
-        draft: the drafted tree.
+        proposal: the drafted tree.
         choices: the target's token after each of nodes 0..M.
 
     Returns:
@@ -29,7 +29,7 @@ def walk(draft: Draft, choices: Sequence[int]) -> tuple[list[int], int]:
     """
     children = {
         (parent, token): node
-        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True), start=1)
+        for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True), start=1)
     }
     accepted: list[int] = []
     node = 0
@@ -40,12 +40,12 @@ def walk(draft: Draft, choices: Sequence[int]) -> tuple[list[int], int]:
 
 
 def reject(
-    draft: Draft, target: Tensor, draft_ids: Tensor, generator: torch.Generator | None = None
+    proposal: Proposal, target: Tensor, draft_ids: Tensor, generator: torch.Generator | None = None
 ) -> tuple[list[int], int]:
     """The rejection rule for a sampled chain.
 
     Args:
-        draft: a chain with ``proposals`` [M, D].
+        proposal: a chain with ``probabilities`` [M, D].
         target: the target's distributions [M+1, V] after nodes 0..M.
         draft_ids: [D] target ids of the draft vocabulary.
         generator: source of randomness.
@@ -53,12 +53,12 @@ def reject(
     Returns:
         As `walk`.
     """
-    assert draft.proposals is not None
-    proposals = draft.proposals.to(target)
-    uniform = torch.rand(len(draft.tokens), generator=generator, device=target.device)
-    for at, token in enumerate(draft.tokens):
+    assert proposal.probabilities is not None
+    drawn_from = proposal.probabilities.to(target)
+    uniform = torch.rand(len(proposal.tokens), generator=generator, device=target.device)
+    for at, token in enumerate(proposal.tokens):
         # q is laid out over the full vocabulary: outside the draft vocabulary it is zero.
-        q = torch.zeros_like(target[at]).index_copy_(0, draft_ids, proposals[at])
+        q = torch.zeros_like(target[at]).index_copy_(0, draft_ids, drawn_from[at])
         p = target[at]
         if uniform[at] * q[token] < p[token]:
             continue
@@ -67,5 +67,5 @@ def reject(
         # Only rounding can leave nothing: p == q everywhere, where a rejection has probability zero.
         weights = residual if total > 0 else p
         return list(range(1, at + 1)), int(torch.multinomial(weights, 1, generator=generator).item())
-    bonus = torch.multinomial(target[len(draft.tokens)], 1, generator=generator)
-    return list(range(1, len(draft.tokens) + 1)), int(bonus.item())
+    bonus = torch.multinomial(target[len(proposal.tokens)], 1, generator=generator)
+    return list(range(1, len(proposal.tokens) + 1)), int(bonus.item())

@@ -13,12 +13,12 @@ from torch import Tensor
 from ..capture import Anatomy, bind, find_anatomy
 from ..errors import DecodingError
 from ..heads.contract import DraftHead
+from ..heads.drafting import Drafting, TreeShape
 from . import probe
-from .drafts import TreeShape
 from .fit import check_head, check_layers, check_length
 from .packed import PackedLinears
 from .request import Request, collect, prepare, stop_at
-from .run import Drafting, Run
+from .run import Run
 from .stats import DecodeStats, Round
 from .target import Target
 
@@ -80,7 +80,8 @@ class SpeculativeDecoder:
             raise DecodingError(f"min_confidence is a probability below 1, not {min_confidence}")
         self.model = model
         self.head = head
-        self._drafting = Drafting(draft_tokens, tree, min_confidence, sampled=drafting == "sample")
+        self._drafting = Drafting(draft_tokens if tree is None else tree.depth, tree, min_confidence)
+        self._sampled = drafting == "sample"
         anatomy = find_anatomy(model) if anatomy is None else anatomy
         check_layers(head, anatomy)
         capture = bind(model, head.spec, anatomy=anatomy)
@@ -99,17 +100,16 @@ class SpeculativeDecoder:
     @property
     def longest_pass(self) -> int:
         """Most rows of a verification pass."""
-        shape = self._drafting.tree
-        return 1 + (self._drafting.tokens if shape is None else shape.size)
+        return 1 + self._drafting.size
 
     def settings(self) -> dict[str, Any]:
         """How this decoder drafts and verifies, as plain values."""
         shape = self._drafting.tree
         return {
-            "draft_tokens": self._drafting.tokens if shape is None else None,
+            "draft_tokens": self._drafting.depth if shape is None else None,
             "tree": None if shape is None else dataclasses.asdict(shape),
             "min_confidence": self._drafting.min_confidence,
-            "drafting": "sample" if self._drafting.sampled else "greedy",
+            "drafting": "sample" if self._sampled else "greedy",
             "kernels": "stock" if self.target.kernels is None else "packed",
         }
 
@@ -220,7 +220,10 @@ class SpeculativeDecoder:
         """
         check_length(request, self.target.anatomy)
         self.target.require_continuation(request.input_ids.shape[1], request.max_length)
-        run = Run(self.target, self.head, self._drafting, request, generator)
+        drafting = dataclasses.replace(self._drafting, generator=generator)
+        if request.choice.sample and self._sampled and drafting.tree is None:
+            drafting = dataclasses.replace(drafting, warp=request.choice.warp)
+        run = Run(self.target, self.head, drafting, request)
         # Each step enters and leaves inference mode itself: a generator must not leave it on for its caller.
         yield run.prompt()
         while not run.finished:

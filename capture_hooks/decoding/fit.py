@@ -7,6 +7,7 @@ import torch
 from ..capture import Anatomy
 from ..errors import DecodingError
 from ..heads.contract import DraftHead
+from ..heads.drafting import Drafting
 from ..target import context_length
 from .request import Request
 
@@ -38,20 +39,29 @@ def check_head(head: DraftHead, anatomy: Anatomy, width: int) -> None:
         )
     weight = anatomy.embedding.weight
     assert isinstance(weight, torch.Tensor)
+    generator = torch.Generator(device=ids.device)  # its own: nobody's random numbers move
+    drafting = Drafting(1, warp=_first, generator=generator)
     with torch.inference_mode():
         states = torch.zeros(1, width, dtype=weight.dtype, device=ids.device)
         last = torch.tensor([anatomy.vocab_size - 1], device=ids.device)
         try:
-            drafted = head.logits(head.extend(head.new_cache(1), states, last, 0))
+            drafter = head.drafter(1, drafting)
+            drafter.accept(states, last)
+            drawn_from = drafter.propose(1).probabilities
         except (RuntimeError, IndexError) as error:
             raise DecodingError(
                 f"the head cannot take this target's states ({len(head.spec)} points, {width} values a row, "
                 f"{anatomy.hidden_size} wide) and token ids up to {anatomy.vocab_size - 1}: {error}"
             ) from error
-    if drafted.shape[-1] != len(ids):
+    if drawn_from is not None and drawn_from.shape[-1] != len(ids):
         raise DecodingError(
-            f"the head gives {drafted.shape[-1]} logits a row but names {len(ids)} draft tokens"
+            f"the head gives {drawn_from.shape[-1]} logits a row but names {len(ids)} draft tokens"
         )
+
+
+def _first(logits: torch.Tensor) -> torch.Tensor:
+    """All probability on the first draft token."""
+    return torch.zeros_like(logits).index_fill_(-1, torch.tensor(0, device=logits.device), 1.0)
 
 
 def check_length(request: Request, anatomy: Anatomy) -> None:

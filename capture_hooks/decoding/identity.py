@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .drafts import Draft
+from ..heads.drafting import Proposal
 from .target import Target
 
 
@@ -128,8 +128,8 @@ def _logits(
             logits, _ = target.prefill(torch.tensor([tokens], device=target.device))
         else:
             root, *rest = tokens
-            draft = Draft(tuple(rest), tuple(range(len(rest))))
-            logits, _ = target.verify(root, draft)
+            chain = Proposal.chain(rest)
+            logits, _ = target.verify(root, chain)
             if tokens is not last:
-                target.commit(draft, range(1, len(tokens)))
+                target.commit(chain, range(1, len(tokens)))
     return logits[-1].float()

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..errors import DecodingError
+from ..heads.drafting import Proposal
 from . import caches
-from .drafts import Draft
 
 if TYPE_CHECKING:
     from .target import Target
@@ -35,12 +35,12 @@ def require_tree(target: Target) -> None:
             raise DecodingError(
                 f"a draft tree cannot be verified with this target: {obstacle}; use a chain (tree=None)"
             )
-        line, _ = target.verify(root, Draft((first, second), (0, 1)))
+        line, _ = target.verify(root, Proposal.chain([first, second]))
         _start(target, prompt)
-        branch, _ = target.verify(root, Draft((second,), (0,)))
+        branch, _ = target.verify(root, Proposal.chain([second]))
         _start(target, prompt)
         try:
-            tree, _ = target.verify(root, Draft((first, second), (0, 0)))
+            tree, _ = target.verify(root, Proposal((first, second), (0, 0)))
         except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
             raise DecodingError(
                 f"this target does not take a 4-D attention mask ({type(error).__name__}: {error}); "

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..capture import CaptureSession
 from ..errors import CaptureHooksError, DecodingError
+from ..heads.drafting import Proposal
 from . import caches
-from .drafts import Draft
 from .feed import Feed
 from .packed import PackedLinears
 
@@ -93,7 +93,7 @@ class Target:
         Every row of a pass must be what it is in a pass of its own.
 
         Args:
-            wanted: the longest path of a draft.
+            wanted: the longest path of a proposal.
             size: the most tokens of a tree; None for a chain.
         """
         past = len(self._ids)
@@ -112,21 +112,21 @@ class Target:
             self.kernels.refresh()
         return logits[0, -1:], states
 
-    def verify(self, root: int, draft: Draft) -> tuple[Tensor, Tensor]:
+    def verify(self, root: int, proposal: Proposal) -> tuple[Tensor, Tensor]:
         """Run the root and the drafted tokens in one pass; logits [M+1, V] and states [M+1, K*H].
 
         Raises:
             DecodingError: for a tree where the cache holds one line of tokens only.
         """
-        ids = [root, *draft.tokens]
+        ids = [root, *proposal.tokens]
         kernels = contextlib.nullcontext() if self.kernels is None else self.kernels.verifying(len(ids))
         with kernels:
-            logits, states = self._forward(ids, logits=len(ids), tree=None if draft.is_chain else draft)
+            logits, states = self._forward(ids, logits=len(ids), tree=None if proposal.is_chain else proposal)
         return logits[0], states
 
-    def commit(self, draft: Draft, accepted: Sequence[int]) -> None:
+    def commit(self, proposal: Proposal, accepted: Sequence[int]) -> None:
         """After `verify`: keep the root and the ``accepted`` nodes, forget the other rows."""
-        rows = len(draft.tokens) + 1
+        rows = len(proposal.tokens) + 1
         kept = [0, *accepted]
         start = len(self._ids) - rows
         caches.keep_path(self.cache, start, kept)
@@ -135,7 +135,7 @@ class Target:
     def _renew(self) -> None:
         self.cache = caches.new_cache(self.anatomy.model.config)  # type: ignore[arg-type]  # nn.Module.__getattr__
 
-    def _forward(self, ids: list[int], *, logits: int, tree: Draft | None = None) -> tuple[Tensor, Tensor]:
+    def _forward(self, ids: list[int], *, logits: int, tree: Proposal | None = None) -> tuple[Tensor, Tensor]:
         """Run ids behind the cached ones; the last ``logits`` rows of logits [1, *, V], the ids' states."""
         past = len(self._ids)
         self._ids += ids
@@ -152,14 +152,14 @@ class Target:
             caches.prepare_rollback(self.cache, self._longest)
         return output.logits[:, -logits:], self._capture.states.packed[-len(ids) :]
 
-    def _tree_arguments(self, draft: Draft, past: int, positions: Tensor | None) -> dict[str, Any]:
+    def _tree_arguments(self, tree: Proposal, past: int, positions: Tensor | None) -> dict[str, Any]:
         """``positions`` are those of a chain of as many tokens."""
         if obstacle := caches.tree_obstacle(self.cache):
             raise DecodingError(f"a draft tree cannot be verified: {obstacle}; use a chain (tree=None)")
-        seen = draft.visibility()
+        seen = tree.visibility()
         mask = torch.ones(1, 1, len(seen), past + len(seen), dtype=torch.bool)
         mask[0, 0, :, past:] = seen
-        depths = torch.tensor([draft.depths()], device=self.device)
+        depths = torch.tensor([tree.depths()], device=self.device)
         first = past if positions is None else positions[..., :1]
         # Additive, in the model's dtype: the one form that every attention implementation adds as it is.
         dtype = self.anatomy.embedding.weight.dtype

@@ -1,7 +1,8 @@
 """What a draft head is: it eats captured states, computes its training loss, and drafts.
 
 Shapes: N tokens of S sequences packed end to end, K captured points, H the target's width,
-D the draft vocabulary, V the target's vocabulary, J training-time-test steps.
+D the draft vocabulary, V the target's vocabulary, J draft positions: behind row t, position j holds the token
+x[t+2+j] (in EAGLE-3 a step of training-time test).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from ..capture.anatomy import Anatomy
 from ..spec import CaptureSpec
+from .drafting import Drafter, Drafting
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepSums:
-    """Sums over rows for each training-time-test step, so that any number of processes can add up.
+    """Sums over rows for each draft position, teacher-forced, so that any number of processes can add up.
 
     Attributes:
         loss: [J] differentiable sum of weighted cross-entropies.
@@ -50,7 +52,7 @@ class StepSums:
         hits: [J] rows (weighted) whose draft arg-max is the target's greedy token.
         rows: [J] rows that count towards ``hits`` (those the mask selects, whether or not the
             target's greedy token lies inside the draft vocabulary).
-        factors: [J] the per-step factors of the objective.
+        factors: [J] the factor of each position in the objective.
     """
 
     loss: Tensor
@@ -62,7 +64,7 @@ class StepSums:
     def mean(self, normaliser: Tensor | float | None = None) -> Tensor:
         """The scalar objective: factor-weighted sum of ``loss`` over ``normaliser``.
 
-        ``normaliser`` defaults to this batch's own step-0 weight; a trainer passes the global one.
+        ``normaliser`` defaults to this batch's own weight at position 0; a trainer passes the global one.
         """
         total = self.weight[0].clamp(min=1) if normaliser is None else normaliser
         return (self.factors * self.loss).sum() / total
@@ -94,8 +96,7 @@ class TargetReadout:
 class DraftHead(nn.Module, ABC):
     """A draft head.  Subclasses hold a frozen view of the target's embedding and output rows.
 
-    Training calls the module itself; decoding calls ``new_cache``, ``extend``, ``step``, ``logits``
-    and ``target_ids`` for one sequence at a time.
+    Training calls the module itself; decoding asks the `drafter` of each sequence for proposals.
     """
 
     #: The provider's name; written into the checkpoint.
@@ -109,40 +110,14 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: TrainBatch) -> StepSums:
-        """Training-time-test sums over ``batch``."""
+        """The objective's sums over ``batch``."""
 
     def calibrate(self, states: Tensor) -> None:  # optional: most heads have nothing to set
         """See a sample of captured states [T, K*H] once, before training begins (restored heads too)."""
 
     @abstractmethod
-    def new_cache(self, max_length: int) -> Any:
-        """An empty KV cache for up to ``max_length`` rows of one sequence."""
-
-    @abstractmethod
-    def extend(self, cache: Any, states: Tensor, next_ids: Tensor, start: int) -> Tensor:
-        """Append rows start..start+T-1 made from captured states [T, K*H] and tokens x[t+1] [T].
-
-        Anything the cache held at or after ``start`` (drafted rows) is dropped first.
-        Returns hidden [T, H].
-        """
-
-    @abstractmethod
-    def step(
-        self, cache: Any, hidden: Tensor, ids: Tensor, positions: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        """Append M drafted rows: hidden [M, H] of their parents, their tokens [M], row positions [M].
-
-        ``mask`` [M, cached + M] bool says which rows each sees; None means all before it.
-        Returns hidden [M, H].
-        """
-
-    @abstractmethod
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Draft logits [..., D]."""
-
-    @abstractmethod
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Target-vocabulary ids of draft-vocabulary ids, same shape."""
+    def drafter(self, max_length: int, drafting: Drafting) -> Drafter:
+        """Draft one sequence of up to ``max_length`` tokens with the weights as they are now."""
 
     @property
     @abstractmethod

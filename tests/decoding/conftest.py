@@ -14,6 +14,7 @@ from torch import Tensor
 
 from capture_hooks.capture import Anatomy, find_anatomy
 from capture_hooks.heads.contract import DraftHead, StepSums, TrainBatch
+from capture_hooks.heads.drafting import Drafting, StepwiseDrafter
 from capture_hooks.spec import CaptureSpec
 
 torch.set_num_threads(1)
@@ -58,7 +59,7 @@ class KnowingHead(DraftHead):
         for token in next_ids.tolist():
             tokens.append(token)
             cache.append(tuple(tokens))
-        if not states.any() and len(cache) == 1 and self._limit == 1:
+        if not states.any() and len(cache) == 1 and self._limit == 2:
             return self._hidden(cache)  # the decoder's check at construction
         if self.check_states:
             expected = self._states(cache[-1][:-1])[start:]
@@ -85,8 +86,8 @@ class KnowingHead(DraftHead):
     def logits(self, hidden: Tensor) -> Tensor:
         return torch.stack([self._draft_logits(self._prefixes[int(row)]) for row in hidden[:, 0]])
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        return self._ids[draft_ids]
+    def drafter(self, max_length: int, drafting: Drafting) -> StepwiseDrafter:
+        return StepwiseDrafter(self, max_length, drafting)
 
     @property
     def anatomy(self) -> Anatomy:

@@ -10,10 +10,10 @@ from transformers import DynamicCache
 
 from capture_hooks.capture import bind
 from capture_hooks.decoding import SpeculativeDecoder, caches
-from capture_hooks.decoding.drafts import Draft, HeadState, TreeShape, draft_tree
 from capture_hooks.decoding.packed import MEASURED_ROWS, PackedLinears, Verdict, layouts
 from capture_hooks.decoding.target import Target
 from capture_hooks.errors import DecodingError
+from capture_hooks.heads.drafting import Drafting, Proposal, TreeShape
 from capture_hooks.testing import tiny
 
 ADD = st.tuples(st.just("add"), st.integers(1, 300))
@@ -66,7 +66,7 @@ def whole(model, tokens):
 def test_a_verified_tree_gives_every_path_its_own_logits(llama):
     target = Target(llama, bind(llama, "post.0"))
     prompt, root = [3, 8, 9, 4], 7
-    draft = Draft((5, 6, 11, 12, 13), (0, 0, 1, 2, 3))
+    draft = Proposal((5, 6, 11, 12, 13), (0, 0, 1, 2, 3))
     target.start(20)
     target.prefill(torch.tensor([prompt]))
     logits, states = target.verify(root, draft)
@@ -74,7 +74,7 @@ def test_a_verified_tree_gives_every_path_its_own_logits(llama):
         path = [*prompt, root, *(draft.tokens[n - 1] for n in draft.path(node))]
         torch.testing.assert_close(logits[node], whole(llama, path)[-1], rtol=1e-4, atol=1e-4)
     target.commit(draft, [2, 4])
-    again, _ = target.verify(20, Draft((21,), (0,)))
+    again, _ = target.verify(20, Proposal.chain([21]))
     expected = whole(llama, [*prompt, root, 6, 12, 20, 21])[-2:]
     torch.testing.assert_close(again, expected, rtol=1e-4, atol=1e-4)
     assert states.shape == (6, tiny.HIDDEN)
@@ -150,7 +150,7 @@ def test_someone_elses_forward_is_left_alone():
 @settings(max_examples=50, deadline=None)
 def test_visibility_is_the_path(choices):
     parents = tuple(choice % (at + 1) for at, choice in enumerate(choices))
-    draft = Draft(tuple(range(len(parents))), parents)
+    draft = Proposal(tuple(range(len(parents))), parents)
     seen, depths = draft.visibility(), draft.depths()
     for node in range(len(parents) + 1):
         path = draft.path(node)
@@ -161,11 +161,10 @@ def test_visibility_is_the_path(choices):
 
 def test_a_tree_keeps_the_most_probable_connected_nodes(llama, knowing_head):
     head = knowing_head(llama, 3, 1.0)
-    cache = head.new_cache(100)
     head.check_states = False
-    hidden = head.extend(cache, torch.zeros(2, 1), torch.tensor([8, 9]), 0)
-    shape = TreeShape(3, 3, 7)
-    draft = draft_tree(head, HeadState(cache, hidden[-1:], 1), shape, 3)
+    drafter = head.drafter(100, Drafting(3, TreeShape(3, 3, 7)))
+    drafter.accept(torch.zeros(2, 1), torch.tensor([8, 9]))
+    draft = drafter.propose(3)
     assert len(draft.tokens) == 7
     assert max(draft.depths()) <= 3
     # The rule again, on paths of tokens: expand the 3 best leaves of each level, keep the 7 best of all.

@@ -126,7 +126,7 @@ def test_offline_acceptance_is_the_heads_own_count(llama, eagle3_head):
     for length in (12, 8):
         cache = head.new_cache(length)
         hidden = head.extend(cache, states[: length - 1], ids[1:length], 0)
-        drafted = head.target_ids(head.logits(hidden).argmax(-1))
+        drafted = head.draft_token_ids[head.logits(hidden).argmax(-1)]
         greedy = logits[1:length].argmax(-1)
         for row in range(length - 2):
             if mask[row + 2]:

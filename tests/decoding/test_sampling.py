@@ -10,7 +10,7 @@ import torch
 
 from capture_hooks.decoding import SpeculativeDecoder, TreeShape
 from capture_hooks.decoding.acceptance import reject
-from capture_hooks.decoding.drafts import Draft
+from capture_hooks.heads.drafting import Proposal
 from capture_hooks.testing import tiny
 
 VOCAB = 8
@@ -150,7 +150,7 @@ def test_rejection_rule_on_many_draws():
         drafted = torch.multinomial(q[0], runs, replacement=True, generator=generator)
         for index in drafted.tolist():
             token = int(ids[index])
-            accepted, last = reject(Draft((token,), (0,), q), p, ids, generator)
+            accepted, last = reject(Proposal.chain([token], q), p, ids, generator)
             counts[(token, last) if accepted else (last,)] += 1
         first = collections.Counter()
         for cell, count in counts.items():

@@ -17,7 +17,7 @@ from capture_hooks.conventions.rules import Vllm
 from capture_hooks.heads import DraftHead, HeadProvider
 from capture_hooks.plugins import Registry, build_registry
 from capture_hooks.testing import tiny
-from capture_hooks.testing.contracts import AnatomyContract, ConventionContract, HeadContract
+from capture_hooks.testing.contracts import AnatomyContract, ConventionContract, StepwiseHeadContract
 
 CONVENTIONS = build_registry(entry_points=()).conventions
 
@@ -121,12 +121,12 @@ def test_a_wrong_anatomy_is_caught(wrong: Callable[[Anatomy], Anatomy], capture_
     assert not passes(Contract())
 
 
-def other_extend(head: DraftHead) -> None:
+def other_extend(head: Any) -> None:
     extend = head.extend
-    head.extend = lambda cache, states, ids, start: extend(cache, states, ids.roll(1), start)  # type: ignore[method-assign]  # the mutation
+    head.extend = lambda cache, states, ids, start: extend(cache, states, ids.roll(1), start)
 
 
-def other_positions(head: DraftHead) -> None:
+def other_positions(head: Any) -> None:
     step = head.step
 
     def wrong(
@@ -134,10 +134,10 @@ def other_positions(head: DraftHead) -> None:
     ) -> Tensor:
         return step(cache, hidden, ids, positions + 1, mask)
 
-    head.step = wrong  # type: ignore[method-assign]  # the mutation
+    head.step = wrong
 
 
-def other_size(head: DraftHead) -> None:
+def other_size(head: Any) -> None:
     step = head.step
 
     def wrong(
@@ -145,17 +145,17 @@ def other_size(head: DraftHead) -> None:
     ) -> Tensor:
         return step(cache, hidden * 1.5, ids, positions, mask)
 
-    head.step = wrong  # type: ignore[method-assign]  # the mutation
+    head.step = wrong
 
 
-def no_mask(head: DraftHead) -> None:
+def no_mask(head: Any) -> None:
     step = head.step
-    head.step = lambda cache, hidden, ids, positions, mask=None: step(cache, hidden, ids, positions)  # type: ignore[method-assign]  # the mutation
+    head.step = lambda cache, hidden, ids, positions, mask=None: step(cache, hidden, ids, positions)
 
 
-def order_ignored(head: DraftHead) -> None:
+def order_ignored(head: Any) -> None:
     export = head.export
-    head.export = lambda order: export(range(len(order)))  # type: ignore[method-assign]  # the mutation
+    head.export = lambda order: export(range(len(order)))
 
 
 def infinite(head: DraftHead) -> None:
@@ -181,7 +181,7 @@ def test_a_wrong_head_is_caught(
             wrong(head)
             return head
 
-    class Contract(HeadContract):
+    class Contract(StepwiseHeadContract):
         def provider(self) -> HeadProvider:
             return Wrong()
 

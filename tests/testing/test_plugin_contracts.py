@@ -9,7 +9,7 @@ from capture_hooks.capture import AnatomyProvider
 from capture_hooks.heads import HeadProvider
 from capture_hooks.plugins import Registry
 from capture_hooks.testing import tiny
-from capture_hooks.testing.contracts import AnatomyContract, HeadContract
+from capture_hooks.testing.contracts import AnatomyContract, StepwiseHeadContract
 
 
 class TestTransformersAnatomy(AnatomyContract):
@@ -25,7 +25,7 @@ class TestTransformersAnatomy(AnatomyContract):
         return tiny.model(self.family)
 
 
-class TestEagle3Head(HeadContract):
+class TestEagle3Head(StepwiseHeadContract):
     @pytest.fixture(
         autouse=True,
         params=[

@@ -58,23 +58,11 @@ class LinearHead(DraftHead):
         factors = 0.8 ** torch.arange(STEPS, dtype=hidden.dtype)
         return StepSums(torch.stack(loss), weights, torch.stack(hits), weights, factors)
 
-    def logits(self, hidden):
-        return hidden @ self.mix.T
-
-    def target_ids(self, draft_ids):
-        return draft_ids
-
     @property
     def draft_token_ids(self):
         return torch.arange(VOCAB)
 
-    def new_cache(self, max_length):
-        raise NotImplementedError("this head is only trained")
-
-    def extend(self, cache, states, next_ids, start):
-        raise NotImplementedError("this head is only trained")
-
-    def step(self, cache, hidden, ids, positions, mask=None):
+    def drafter(self, max_length, drafting):
         raise NotImplementedError("this head is only trained")
 
     def export(self, order):

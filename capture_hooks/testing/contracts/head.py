@@ -6,16 +6,30 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
+from ...capture import Anatomy, bind, find_anatomy
+from ...heads import (
+    DraftHead,
+    HeadProvider,
+    TargetReadout,
+    TrainBatch,
+    load_head,
+    make_witness,
+    readout_of,
+    save_head,
+)
+from ...heads.drafting import Drafting, Proposal, StepwiseHead, TreeShape
+from ...spec import CaptureSpec
+from .. import tiny
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch import Tensor, nn
-
-    from ...capture.anatomy import Anatomy
-    from ...heads.contract import DraftHead, HeadProvider, TargetReadout, TrainBatch
-    from ...spec import CaptureSpec
-
 _LENGTHS = (31, 1, 40, 2)  # of the packed sequences; some too short to teach anything
+_DEPTH = 4  # tokens asked for
+_SEED = 24  # of sampled proposals
 
 
 class HeadContract:
@@ -35,14 +49,10 @@ class HeadContract:
 
     def spec(self) -> CaptureSpec:
         """What the head eats; deliberately not in order of depth, and longer than one."""
-        from ...spec import CaptureSpec
-
         return CaptureSpec.parse("post.3, embed, post.1")
 
     def target(self) -> nn.Module:
         """The target; built afresh for each test."""
-        from .. import tiny
-
         return tiny.llama().double()
 
     def test_it_has_a_name_and_a_config_type(self) -> None:
@@ -56,17 +66,16 @@ class HeadContract:
         assert bench.head.spec == self.spec().absolute(bench.anatomy.n_layers)
 
     def test_draft_tokens_are_ascending_target_tokens(self) -> None:
-        """`draft_token_ids` is the map that `target_ids` applies."""
-        import torch
-
+        """What a head proposes, it proposes of `draft_token_ids`, as ids of the target."""
         bench = self._bench()
+        bench.disturb()
         ids = bench.head.draft_token_ids
         assert ids.dtype == torch.int64
         assert torch.equal(ids, bench.draft_token_ids)
         assert bool((ids.diff() > 0).all())
-        assert torch.equal(bench.head.target_ids(torch.arange(len(ids))), ids)
-        grid = torch.arange(len(ids)).view(2, -1)
-        assert torch.equal(bench.head.target_ids(grid), ids.view(2, -1))
+        proposed = {token for rows in range(1, 30) for token in bench.proposal(bench.head, rows).tokens}
+        assert proposed
+        assert proposed <= set(ids.tolist())
 
     def test_the_loss_is_finite_and_every_weight_learns(self) -> None:
         """Each trainable weight gets a finite gradient, not all zero; the target's own weights get none."""
@@ -91,8 +100,6 @@ class HeadContract:
 
     def test_the_mask_selects_what_is_learned(self) -> None:
         """Rows count by the mask of the token they predict; without any, the loss is zero and not NaN."""
-        import torch
-
         bench = self._bench()
         batch = bench.batch()
         sums = bench.head(batch)
@@ -105,8 +112,6 @@ class HeadContract:
 
     def test_packed_sequences_do_not_see_each_other(self) -> None:
         """The sums over a packed batch are the sums over its sequences, one at a time."""
-        import torch
-
         bench = self._bench()
         batch = bench.batch()
         together = bench.head(batch)
@@ -117,8 +122,8 @@ class HeadContract:
                 getattr(together, field).double(), total.double(), rtol=1e-9, atol=1e-12
             )
 
-    def test_drafting_computes_what_training_scored(self) -> None:
-        """Draft every row with ``extend`` and ``step``: the hits of training are counted again, exactly.
+    def test_the_first_token_proposed_is_the_one_training_scored(self) -> None:
+        """Propose after every row: the hits of training at position 0 are counted again, exactly.
 
         The batch's greedy tokens are set from the drafts themselves for about half of the rows, so that
         one row computed otherwise changes the count.
@@ -126,59 +131,65 @@ class HeadContract:
         bench = self._bench()
         bench.disturb(4.0)  # sharp attention: a draft then depends on where each row stands
         batch = bench.batch()
-        steps = len(bench.head(batch).rows)
-        drafts = bench.drafts(batch, steps)
-        greedy = bench.greedy_from(drafts, batch)
-        sums = bench.head(dataclasses.replace(batch, argmax=greedy))
-        for j in range(steps):
-            rows = bench.scored(batch, j)
-            hits = sum(drafts[t, j] == int(greedy[t + 1 + j]) for t in rows)
-            assert int(sums.hits[j]) == hits, (
-                f"step {j}: training counts {int(sums.hits[j])} hits, drafting {hits}"
-            )
-            assert j > 0 or 0 < hits < len(rows), "the test would not notice a difference"
+        drafts = {}
+        for a, b in itertools.pairwise(batch.starts.tolist()):
+            drafter = bench.head.drafter(b - a, Drafting(_DEPTH))
+            for t in range(a, b - 2):
+                drafter.accept(batch.states[t : t + 1], batch.token_ids[t + 1 : t + 2])
+                drafts[t, 0] = drafter.propose(_DEPTH).tokens[0]
+        bench.check_hits(drafts, batch, steps=1)
 
-    def test_a_cache_can_be_filled_in_pieces_and_rolled_back(self) -> None:
-        """Rows are the same however they are appended, and drafted rows leave no trace."""
-        import torch
-
+    def test_committed_rows_come_in_pieces_and_drafts_leave_no_trace(self) -> None:
+        """A proposal is the same whatever was proposed before, and however its rows came."""
         bench = self._bench()
-        states, ids = bench.states[:12], bench.token_ids[1:13]
-        whole = bench.head.extend(bench.head.new_cache(32), states, ids, 0)
-        cache = bench.head.new_cache(32)
-        pieces = []
-        for start, end in ((0, 1), (1, 6), (6, 7), (7, 12)):
-            hidden = bench.head.extend(cache, states[start:end], ids[start:end], start)
-            pieces.append(hidden)
-            draft = bench.head.step(cache, hidden[-1:], ids[end - 1 : end], torch.tensor([end]))
-            bench.head.step(cache, draft, ids[:1], torch.tensor([end + 1]))
-        torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-9, atol=1e-12)
+        bench.disturb(4.0)
+        drafting = Drafting(_DEPTH, warp=_softmax)
+        whole = bench.proposal(bench.head, 12)
+        generator = torch.Generator()
+        drafter = bench.head.drafter(32, dataclasses.replace(drafting, generator=generator))
+        for start, end, depth in ((0, 1, 1), (1, 6, _DEPTH), (6, 7, 2), (7, 12, _DEPTH)):
+            drafter.accept(bench.states[start:end], bench.token_ids[start + 1 : end + 1])
+            generator.manual_seed(_SEED)
+            pieces = drafter.propose(depth)
+        _assert_same(pieces, whole, rtol=1e-9, atol=1e-12)
 
-    def test_a_tree_drafts_what_its_branches_draft_alone(self) -> None:
-        """Two siblings appended at once, each masked from the other, are the rows each alone would be."""
-        import torch
-
+    def test_proposals_keep_to_what_is_asked(self) -> None:
+        """Depth, tree and confidence bound them; where a head samples, tokens come of the distributions."""
         bench = self._bench()
-        n, ids = 7, bench.token_ids
-        cache = bench.head.new_cache(32)
-        parent = bench.head.extend(cache, bench.states[:n], ids[1 : n + 1], 0)[-1:]
-        mask = torch.ones(2, n + 2, dtype=torch.bool)
-        mask[0, n + 1] = mask[1, n] = False
-        both = bench.head.step(cache, parent.repeat(2, 1), ids[:2], torch.tensor([n, n]), mask)
-        for k in range(2):
-            alone = bench.head.new_cache(32)
-            bench.head.extend(alone, bench.states[:n], ids[1 : n + 1], 0)
-            one = bench.head.step(alone, parent, ids[k : k + 1], torch.tensor([n]))
-            torch.testing.assert_close(both[k : k + 1], one, rtol=1e-9, atol=1e-12)
+        bench.disturb()
+        column = {token: at for at, token in enumerate(bench.head.draft_token_ids.tolist())}
+        for tree, least, warp in itertools.product(
+            (None, TreeShape(3, 2, 4), TreeShape(2, 3, 1)), (0.0, 1e-3, 0.999999), (None, _softmax)
+        ):
+            depth = _DEPTH if tree is None else tree.depth
+            generator = torch.Generator().manual_seed(_SEED)
+            drafting = Drafting(depth, tree, least, warp if tree is None else None, generator)
+            drafter = bench.head.drafter(16, drafting)
+            for asked in range(1, depth + 1):
+                drafter.accept(bench.states[asked : asked + 1], bench.token_ids[asked + 1 : asked + 2])
+                proposal = drafter.propose(asked)
+                assert len(proposal.tokens) == len(proposal.parents) <= drafting.size
+                assert all(0 <= parent < node for node, parent in enumerate(proposal.parents, 1))
+                assert max(proposal.depths()) <= asked
+                assert least < 0.9 or not proposal.tokens, "a random head is not so sure"
+                siblings = set(zip(proposal.parents, proposal.tokens, strict=True))
+                assert len(siblings) == len(proposal.tokens), "one token twice behind the same node"
+                if proposal.probabilities is None:
+                    continue
+                assert drafting.warp is not None, "sampled, and was not asked to"
+                assert proposal.is_chain
+                assert proposal.probabilities.shape == (len(proposal.tokens), len(column))
+                total = proposal.probabilities.sum(-1)
+                torch.testing.assert_close(total, torch.ones_like(total))
+                chances = [q[column[t]] for q, t in zip(proposal.probabilities, proposal.tokens, strict=True)]
+                assert all(chance > 0 for chance in chances)
 
     def test_export_and_restore_give_the_same_head(self) -> None:
         """In any order of the file's inputs, and with weights that are no longer the initial ones."""
-        import torch
-
         bench = self._bench()
         bench.disturb()
-        states, ids = bench.states[:8], bench.token_ids[1:9]
-        expected = bench.head.logits(bench.head.extend(bench.head.new_cache(16), states, ids, 0))
+        expected = bench.proposal(bench.head, 8)
+        loss = bench.head(bench.batch()).loss
         for order in itertools.permutations(range(len(bench.head.spec))):
             tensors, fields = bench.head.export(order)
             again = self.provider().restore(
@@ -187,38 +198,74 @@ class HeadContract:
             again = again.double().eval()
             assert again.spec == bench.head.spec
             assert torch.equal(again.draft_token_ids, bench.head.draft_token_ids)
-            logits = again.logits(again.extend(again.new_cache(16), states, ids, 0))
-            torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+            _assert_same(bench.proposal(again, 8), expected, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(again(bench.batch()).loss, loss, rtol=1e-6, atol=1e-6)
 
     def test_a_saved_head_loads(self, tmp_path: Path) -> None:
         """Through `save_head` and `load_head`: files, consistency checks and witness included."""
-        import torch
-
-        from ...heads import load_head, make_witness, save_head
-
         bench = self._bench()
         bench.disturb()
         witness = make_witness(bench.model, bench.head.spec, [bench.token_ids[:12].tolist()])
         save_head(bench.head, tmp_path / "head", model=bench.model, witness=witness)
         again = load_head(tmp_path / "head", bench.model).double().eval()
-        states, ids = bench.states[:8], bench.token_ids[1:9]
-        expected = bench.head.logits(bench.head.extend(bench.head.new_cache(16), states, ids, 0))
-        logits = again.logits(again.extend(again.new_cache(16), states, ids, 0))
-        torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+        _assert_same(bench.proposal(again, 8), bench.proposal(bench.head, 8), rtol=1e-6, atol=1e-6)
 
     def _bench(self) -> _Bench:
         return _Bench(self.provider(), self.config(), self.spec(), self.target())
+
+
+class StepwiseHeadContract(HeadContract):
+    """Of a head that drafts a token a step (`capture_hooks.heads.drafting.StepwiseHead`)."""
+
+    def test_drafting_computes_what_training_scored(self) -> None:
+        """Draft every row with ``extend`` and ``step``: the hits of training are counted again, exactly."""
+        bench = self._bench()
+        bench.disturb(4.0)  # sharp attention: a draft then depends on where each row stands
+        batch = bench.batch()
+        steps = len(bench.head(batch).rows)
+        bench.check_hits(_stepwise_drafts(self._steps(bench), batch, steps), batch, steps)
+
+    def test_a_cache_can_be_filled_in_pieces_and_rolled_back(self) -> None:
+        """Rows are the same however they are appended, and drafted rows leave no trace."""
+        bench = self._bench()
+        head = self._steps(bench)
+        states, ids = bench.states[:12], bench.token_ids[1:13]
+        whole = head.extend(head.new_cache(32), states, ids, 0)
+        cache = head.new_cache(32)
+        pieces = []
+        for start, end in ((0, 1), (1, 6), (6, 7), (7, 12)):
+            hidden = head.extend(cache, states[start:end], ids[start:end], start)
+            pieces.append(hidden)
+            draft = head.step(cache, hidden[-1:], ids[end - 1 : end], torch.tensor([end]))
+            head.step(cache, draft, ids[:1], torch.tensor([end + 1]))
+        torch.testing.assert_close(torch.cat(pieces), whole, rtol=1e-9, atol=1e-12)
+
+    def test_a_tree_drafts_what_its_branches_draft_alone(self) -> None:
+        """Two siblings appended at once, each masked from the other, are the rows each alone would be."""
+        bench = self._bench()
+        head = self._steps(bench)
+        n, ids = 7, bench.token_ids
+        cache = head.new_cache(32)
+        parent = head.extend(cache, bench.states[:n], ids[1 : n + 1], 0)[-1:]
+        mask = torch.ones(2, n + 2, dtype=torch.bool)
+        mask[0, n + 1] = mask[1, n] = False
+        both = head.step(cache, parent.repeat(2, 1), ids[:2], torch.tensor([n, n]), mask)
+        for k in range(2):
+            alone = head.new_cache(32)
+            head.extend(alone, bench.states[:n], ids[1 : n + 1], 0)
+            one = head.step(alone, parent, ids[k : k + 1], torch.tensor([n]))
+            torch.testing.assert_close(both[k : k + 1], one, rtol=1e-9, atol=1e-12)
+
+    @staticmethod
+    def _steps(bench: _Bench) -> StepwiseHead:
+        head: Any = bench.head  # what else it has, its author says by subclassing this contract
+        return head  # type: ignore[no-any-return]  # see above
 
 
 class _Bench:
     """A head on a tiny target, and what a batch of random tokens gives there."""
 
     def __init__(self, provider: HeadProvider, config: Any, spec: CaptureSpec, model: nn.Module) -> None:
-        import torch
-
-        from ...capture import bind, find_anatomy
-        from ...heads import readout_of
-
         self.model = model.eval()
         self.anatomy: Anatomy = find_anatomy(model)
         spec = spec.absolute(self.anatomy.n_layers)
@@ -240,16 +287,10 @@ class _Bench:
         self.states, self.targets = torch.cat(inputs), torch.cat(targets)
 
     def batch(self) -> TrainBatch:
-        import torch
-
-        from ...heads import TrainBatch
-
         starts = torch.tensor([0, *_LENGTHS]).cumsum(0)
         return TrainBatch(self.states, self.targets, self.token_ids, self.loss_mask, starts)
 
     def alone(self, batch: TrainBatch, sequence: int) -> TrainBatch:
-        import torch
-
         a, b = batch.starts[sequence : sequence + 2].tolist()
         fields = ("states", "target", "token_ids", "loss_mask")
         cut = {field: getattr(batch, field)[a:b] for field in fields}
@@ -260,28 +301,28 @@ class _Bench:
         bounds = itertools.pairwise(batch.starts.tolist())
         return [t for a, b in bounds for t in range(a, b - 2 - j) if bool(batch.loss_mask[t + 2 + j])]
 
-    def drafts(self, batch: TrainBatch, steps: int) -> dict[tuple[int, int], int]:
-        """The token drafted by each row at each step, the way a server drafts, but along the true tokens."""
-        import torch
+    def proposal(self, head: DraftHead, rows: int) -> Proposal:
+        """What a head proposes after the first ``rows`` tokens; sampled where it samples."""
+        drafting = Drafting(_DEPTH, warp=_softmax, generator=torch.Generator().manual_seed(_SEED))
+        drafter = head.drafter(rows, drafting)
+        with torch.no_grad():
+            drafter.accept(self.states[:rows], self.token_ids[1 : rows + 1])
+            return drafter.propose(_DEPTH)
 
-        found: dict[tuple[int, int], int] = {}
-        for a, b in itertools.pairwise(batch.starts.tolist()):
-            for t in range(a, b - 2):
-                cache = self.head.new_cache(b - a + steps)
-                rows = slice(a, t + 1)
-                hidden = self.head.extend(cache, batch.states[rows], batch.token_ids[a + 1 : t + 2], 0)[-1:]
-                for j in range(steps):
-                    found[t, j] = int(self._greedy(hidden.detach()))
-                    if t + 2 + j >= b:
-                        break
-                    ids = batch.token_ids[t + 2 + j : t + 3 + j]
-                    hidden = self.head.step(cache, hidden, ids, torch.tensor([t - a + 1 + j]))
-        return found
+    def check_hits(self, drafts: dict[tuple[int, int], int], batch: TrainBatch, steps: int) -> None:
+        """Training counts as hits the tokens drafted (row, position) that the target says too."""
+        greedy = self.greedy_from(drafts, batch)
+        sums = self.head(dataclasses.replace(batch, argmax=greedy))
+        for j in range(steps):
+            rows = self.scored(batch, j)
+            hits = sum(drafts[t, j] == int(greedy[t + 1 + j]) for t in rows)
+            assert int(sums.hits[j]) == hits, (
+                f"position {j}: training counts {int(sums.hits[j])} hits, drafting {hits}"
+            )
+            assert j > 0 or 0 < hits < len(rows), "the test would not notice a difference"
 
     def greedy_from(self, drafts: dict[tuple[int, int], int], batch: TrainBatch) -> Tensor:
         """Greedy target tokens of which about half are what some row drafted for that place."""
-        import torch
-
         generator = torch.Generator().manual_seed(22)
         greedy = torch.randint(0, self.anatomy.vocab_size, batch.token_ids.shape, generator=generator)
         for (t, j), token in sorted(drafts.items()):
@@ -291,8 +332,6 @@ class _Bench:
 
     def disturb(self, factor: float = 1.0) -> None:
         """Give every trainable weight another value; matrices are multiplied by ``factor`` as well."""
-        import torch
-
         generator = torch.Generator().manual_seed(23)
         with torch.no_grad():
             for parameter in self.head.parameters():
@@ -302,5 +341,30 @@ class _Bench:
                     if parameter.ndim > 1:
                         parameter.mul_(factor)
 
-    def _greedy(self, hidden: Tensor) -> Tensor:
-        return self.head.target_ids(self.head.logits(hidden).argmax(-1))
+
+def _stepwise_drafts(head: StepwiseHead, batch: TrainBatch, steps: int) -> dict[tuple[int, int], int]:
+    """The token drafted by each row at each step, the way a server drafts, but along the true tokens."""
+    found: dict[tuple[int, int], int] = {}
+    for a, b in itertools.pairwise(batch.starts.tolist()):
+        for t in range(a, b - 2):
+            cache = head.new_cache(b - a + steps)
+            rows = slice(a, t + 1)
+            hidden = head.extend(cache, batch.states[rows], batch.token_ids[a + 1 : t + 2], 0)[-1:]
+            for j in range(steps):
+                found[t, j] = int(head.draft_token_ids[head.logits(hidden.detach()).argmax(-1)])
+                if t + 2 + j >= b:
+                    break
+                ids = batch.token_ids[t + 2 + j : t + 3 + j]
+                hidden = head.step(cache, hidden, ids, torch.tensor([t - a + 1 + j]))
+    return found
+
+
+def _softmax(logits: Tensor) -> Tensor:
+    return logits.softmax(-1)
+
+
+def _assert_same(ours: Proposal, theirs: Proposal, *, rtol: float, atol: float) -> None:
+    assert (ours.tokens, ours.parents) == (theirs.tokens, theirs.parents)
+    assert (ours.probabilities is None) == (theirs.probabilities is None)
+    if ours.probabilities is not None:
+        torch.testing.assert_close(ours.probabilities, theirs.probabilities, rtol=rtol, atol=atol)

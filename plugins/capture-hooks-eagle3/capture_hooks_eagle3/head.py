@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from capture_hooks.errors import HeadError
 from capture_hooks.heads.contract import DraftHead, StepSums, TargetReadout, TrainBatch
+from capture_hooks.heads.drafting import Drafting, StepwiseDrafter
 from capture_hooks.spec import CaptureSpec
 
 from .checkpoint import export_config, export_tensors
@@ -96,10 +97,6 @@ class Eagle3Head(Network, DraftHead):
     def draft_token_ids(self) -> Tensor:
         """[D] int64 ascending: the target ids the head can draft."""
         return self.draft_ids
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Target-vocabulary ids of draft-vocabulary ids."""
-        return self.draft_ids[draft_ids]
 
     def _draft_index(self, token_ids: Tensor) -> Tensor:
         """Draft-vocabulary ids of target ids, -1 where there is none."""
@@ -194,6 +191,10 @@ class Eagle3Head(Network, DraftHead):
         self.fc.weight[:, learnt] *= (before / self.input_scale)[learnt]
 
     # -- drafting ------------------------------------------------------------------------------------
+
+    def drafter(self, max_length: int, drafting: Drafting) -> StepwiseDrafter:
+        """Chains and trees, a token a step."""
+        return StepwiseDrafter(self, max_length, drafting)
 
     @torch.no_grad()
     def new_cache(self, max_length: int) -> DraftCache:

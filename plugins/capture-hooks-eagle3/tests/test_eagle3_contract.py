@@ -5,10 +5,10 @@ from __future__ import annotations
 from capture_hooks_eagle3 import Eagle3Config
 from capture_hooks_eagle3.provider import Eagle3Provider
 
-from capture_hooks.testing.contracts import HeadContract
+from capture_hooks.testing.contracts import StepwiseHeadContract
 
 
-class TestEagle3(HeadContract):
+class TestEagle3(StepwiseHeadContract):
     """One layer, every default."""
 
     def provider(self) -> Eagle3Provider:

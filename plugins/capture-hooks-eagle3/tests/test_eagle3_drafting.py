@@ -11,6 +11,7 @@ from torch import Tensor
 
 from capture_hooks.errors import DecodingError
 from capture_hooks.heads.contract import TargetReadout, TrainBatch
+from capture_hooks.heads.drafting import Drafting, TreeShape
 from capture_hooks.spec import CaptureSpec
 
 HIDDEN, VOCABULARY, DRAFT = 6, 11, 7
@@ -161,8 +162,13 @@ def test_the_cache_refuses_gaps_and_overflow() -> None:
         head.extend(cache, states, ids, 0)
 
 
-def test_target_ids_and_draft_ids_agree() -> None:
+def test_what_is_proposed_are_ids_of_the_target() -> None:
     head = make_head(8)
-    every = torch.arange(DRAFT).view(1, -1)
-    assert torch.equal(head.target_ids(every)[0], head.draft_token_ids)
+    states, ids = rows_of(8, 6)
+    logits = head.logits(head.extend(head.new_cache(6), states, ids, 0)[-1])
+    for tree in (None, TreeShape(1, DRAFT, DRAFT)):
+        drafter = head.drafter(6, Drafting(1, tree))
+        drafter.accept(states, ids)
+        best = head.draft_token_ids[logits.topk(1 if tree is None else DRAFT).indices]
+        assert drafter.propose(1).tokens == tuple(best.tolist())
     assert bool((head.draft_token_ids.diff() > 0).all())

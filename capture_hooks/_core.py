@@ -25,17 +25,17 @@ _FORMATS: Final = (
 @hookimpl
 def capture_hooks_conventions() -> Sequence[Convention]:
     """What each library's ids mean."""
-    from .conventions import builtin
+    from .conventions.lookup import rows
 
-    return builtin.rows()
+    return rows()
 
 
 @hookimpl
 def capture_hooks_readers() -> Sequence[Reader]:
     """How engines read a head's ``config.json``."""
-    from .conventions import builtin
+    from .conventions.readers import builtin_readers
 
-    return builtin.readers()
+    return builtin_readers()
 
 
 @hookimpl

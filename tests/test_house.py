@@ -51,10 +51,6 @@ CIRCLES = {
 #: Modules below the commands that ask for what is installed, instead of being given it.
 ASKING = {
     "capture_hooks.capture.unwrap",
-    "capture_hooks.conventions.lookup",
-    "capture_hooks.interop.explain.rows",
-    "capture_hooks.interop.explain.trained",
-    "capture_hooks.heads.consistency",
     "capture_hooks.interop.heads.ours",
     "capture_hooks.heads.loading",
     "capture_hooks.heads.saving",

@@ -32,11 +32,13 @@ def load(
     """
     from ..decoding import SpeculativeDecoder
     from ..heads import load_head
+    from ..plugins import registry
     from ..target import load_target, load_tokenizer
 
     shape = parse_tree(tree)
     target: Any = load_target(model, dtype, device)
-    draft = load_head(head, target).to(next(target.parameters()).device).eval()
+    draft = load_head(head, target, conventions=registry().conventions)
+    draft = draft.to(next(target.parameters()).device).eval()
     decoder = SpeculativeDecoder(
         target, draft, draft_tokens, shape, min_confidence=min_confidence, kernels=kernels
     )

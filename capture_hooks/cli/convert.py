@@ -128,6 +128,7 @@ def convert(
         _dump(source, destination, to, read_as, declared)
         return
     from ..interop.heads import Target, convert_head, layout_named
+    from ..plugins import registry
     from ..target import load_target, load_whole_config
 
     model: nn.Module | None = None
@@ -149,6 +150,7 @@ def convert(
         pickles=pickles,
         force=force,
         overwrite=overwrite,
+        conventions=registry().conventions,
     )
     print(f"{done.source}: {done.layout_from} head, eats {done.spec}")
     print(f"saved {done.destination} as {done.layout_to}{', inputs by depth' if done.moved else ''}")
@@ -164,6 +166,7 @@ def _dump(source: Path, destination: Path, to: str, read_as: str | None, declare
     from rich.progress import Progress
 
     from ..interop.dumps import convert_dump
+    from ..plugins import registry
 
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task(escape(f"{source}"), total=None)
@@ -171,7 +174,13 @@ def _dump(source: Path, destination: Path, to: str, read_as: str | None, declare
             task, completed=done, total=total
         )
         done = convert_dump(
-            source, destination, to=to, read_as=read_as, declared=declared, on_progress=report
+            source,
+            destination,
+            to=to,
+            read_as=read_as,
+            declared=declared,
+            on_progress=report,
+            conventions=registry().conventions,
         )
     points = "" if done.spec is None else f", {done.spec}"
     print(f"{source}: {done.read_as} dump, {done.sequences} sequences, {done.tokens:,} tokens{points}")

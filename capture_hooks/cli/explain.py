@@ -47,8 +47,9 @@ def explain(
 
     Exit code 0: every --engine agrees; without --engine, the files themselves are in order.
     """
-    from ..interop.explain import Asked, agrees
+    from ..interop.explain import Asked, Known, agrees
     from ..interop.explain import explain as explained
+    from ..plugins import registry
     from ..spec import CaptureSpec
 
     asked = Asked(
@@ -61,7 +62,8 @@ def explain(
     )
     if subject is None and ids is None:
         raise typer.BadParameter("give a head's or a dump's directory, or --ids")
-    report = explained(subject, None if ids is None else parse_ids(ids), asked)
+    known = Known(registry().conventions, tuple(registry().readers.values()))
+    report = explained(subject, None if ids is None else parse_ids(ids), asked, known)
     good = agrees(report, engine or [])
     if as_json:
         print(json.dumps(report.to_json(), indent=2))

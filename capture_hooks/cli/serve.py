@@ -48,8 +48,9 @@ def _whose(head: Path) -> str:
         HeadError: there is no such head.
     """
     from ..heads import inspect_head
+    from ..plugins import registry
 
-    target = inspect_head(head).target
+    target = inspect_head(head, conventions=registry().conventions).target
     if target is None:
         return f"is needed: {head} does not say which target it was trained on"
     return (

@@ -140,6 +140,7 @@ def train(
         settings["steps"] = ttt_steps
     if init_from_target:
         settings.setdefault("init_layer", -1)
+    from ..plugins import registry
     from ..target import load_target
     from ..training import TrainConfig, TrainingInterrupted, recorded_clock
     from ..training import train as run
@@ -199,6 +200,7 @@ def train(
                 resume=resume,
                 overwrite=overwrite,
                 reporter=view,
+                conventions=registry().conventions,
             )
         except TrainingInterrupted as stopped:
             if first:

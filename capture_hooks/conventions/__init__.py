@@ -1,30 +1,17 @@
-"""Integer layer ids and points, both ways, one module per library.  Imports no torch."""
+"""Integer layer ids and points, both ways, for every library.  Imports no torch."""
 
-from .contract import Captured, Convention, Reader, Reading
-from .lookup import (
-    EngineIds,
-    Meaning,
-    convention,
-    convention_for,
-    engine_ids,
-    in_force,
-    meaning,
-    readings,
-    require_verified,
-)
+from .contract import Captured, Convention, Conventions, Reader, Reading
+from .lookup import BUILTIN, convention_for, engine_ids, readings, require_verified
 
 __all__ = [
+    "BUILTIN",
     "Captured",
     "Convention",
-    "EngineIds",
-    "Meaning",
+    "Conventions",
     "Reader",
     "Reading",
-    "convention",
     "convention_for",
     "engine_ids",
-    "in_force",
-    "meaning",
     "readings",
     "require_verified",
 ]

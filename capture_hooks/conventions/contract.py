@@ -114,6 +114,10 @@ class Convention(ABC):
         """
 
 
+#: Conventions by name, those that another one replaces included.
+Conventions = Mapping[str, Convention]
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What an engine takes from a head's ``config.json``.
@@ -150,11 +154,12 @@ class Reader(ABC):
     about: str = ""
 
     @abstractmethod
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions) -> Reading:
         """Total: every config gives states, or a refusal.
 
         Args:
             config: the head's whole ``config.json``.
             family: the target's ``model_type``.
             n_layers: the target's decoder layers.
+            known: the conventions of which one says what the ids mean.
         """

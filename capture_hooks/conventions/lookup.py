@@ -1,16 +1,71 @@
-"""Finding the convention that applies, and asking what ids mean to it, or to all of them."""
+"""The conventions that are known: the rows of ``ids.toml``, and how to find and ask the one that applies.
+
+Where others are installed, the functions take all of them as ``known``; without it they ask the core's own.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any, Final
 
 from ..errors import ConventionError
-from ..plugins import registry
 from ..spec import Point
-from .contract import Captured, Convention
+from .contract import Captured, Convention, Conventions
+from .rules import RULES, Rule, Through
 from .versions import Versions, release
+
+
+@functools.cache
+def table() -> Mapping[str, Any]:
+    """``ids.toml``, whose ``reader`` part is for `readers`."""
+    return tomllib.loads(resources.files(__package__).joinpath("ids.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def rows() -> tuple[Rule, ...]:
+    """Every convention of the core, in the table's order."""
+    made: list[Rule] = []
+    for group in table()["group"]:
+        shared = {field: value for field, value in group.items() if field not in ("row", "copy")}
+        if "copy" in group:
+            made += _copies(spelled_out(shared), tuple(made), **group["copy"])
+        for row in group.get("row", ()):
+            found = spelled_out({**shared, **row})
+            made.append(RULES[found.pop("rule")](**found))
+    return tuple(made)
+
+
+class _UnknownError(ConventionError, KeyError):
+    __str__ = Exception.__str__  # KeyError would print the message quoted
+
+
+class _Builtin(Conventions):
+    """The core's own conventions by name; made from the table when they are first asked for."""
+
+    @functools.cached_property
+    def _by_name(self) -> Mapping[str, Convention]:
+        return {row.name: row for row in sorted(rows(), key=lambda row: row.name)}
+
+    def __getitem__(self, name: str) -> Convention:
+        if name not in self._by_name:
+            raise _UnknownError(_unknown("convention", name, self._by_name))
+        return self._by_name[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+
+#: The core's own conventions by name.
+BUILTIN: Final[Conventions] = _Builtin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +100,12 @@ class Meaning:
     refusal: str | None
 
 
-def convention(name: str) -> Convention:
-    """The installed convention of that name, also where another replaces it in lookups.
-
-    Raises:
-        PluginError: there is none; the message lists those there are, and the plugins that are broken.
-    """
-    found: Convention = registry().conventions[name]
-    return found
-
-
 def convention_for(
-    library: str, model_type: str, key: str | None = None, version: str | None = None
+    library: str,
+    model_type: str,
+    key: str | None = None,
+    version: str | None = None,
+    known: Conventions = BUILTIN,
 ) -> Convention:
     """The convention by which ``library`` reads layer ids for targets of ``model_type``.
 
@@ -65,15 +114,16 @@ def convention_for(
         model_type: the target's ``config.model_type``.
         key: where the ids stand; None for the library's EAGLE-3 list (`Convention.primary`).
         version: the library's; None for the newest that a convention speaks for.
+        known: the conventions to choose from.
 
     Raises:
-        ConventionError: none is installed, none speaks for that version, or several apply; the message
+        ConventionError: none is known, none speaks for that version, or several apply; the message
             lists what there is.
     """
-    known = in_force()
-    of_library = [c for c in known if c.library == library]
+    among = in_force(known)
+    of_library = [c for c in among if c.library == library]
     if not of_library:
-        raise ConventionError(_unknown("library", library, {c.library for c in known}))
+        raise ConventionError(_unknown("library", library, {c.library for c in among}))
     of_key = [c for c in of_library if (c.primary if key is None else c.key == key)]
     if not of_key:
         what = f"no convention of {library} is its primary one" if key is None else ""
@@ -105,7 +155,12 @@ def convention_for(
 
 
 def readings(
-    ids: Sequence[int], model_type: str, n_layers: int, key: str | None = None, version: str | None = None
+    ids: Sequence[int],
+    model_type: str,
+    n_layers: int,
+    key: str | None = None,
+    version: str | None = None,
+    known: Conventions = BUILTIN,
 ) -> tuple[Meaning, ...]:
     """What every library would make of ``ids`` for a target of this family, by library and convention.
 
@@ -118,11 +173,12 @@ def readings(
         n_layers: the target's decoder layers.
         key: only conventions of this key; None for each library's EAGLE-3 list.
         version: only conventions that speak for it, which makes sense beside a key of one library.
+        known: the conventions to ask.
     """
     answers = []
-    for library in sorted({c.library for c in in_force()}):
+    for library in sorted({c.library for c in in_force(known)}):
         try:
-            chosen = convention_for(library, model_type, key, version)
+            chosen = convention_for(library, model_type, key, version, known)
         except ConventionError:
             continue
         answers.append(meaning(chosen, ids, n_layers))
@@ -144,14 +200,19 @@ def meaning(chosen: Convention, ids: Sequence[int], n_layers: int) -> Meaning:
 
 
 def engine_ids(
-    library: str, points: Sequence[Point], n_layers: int, model_type: str, key: str | None = None
+    library: str,
+    points: Sequence[Point],
+    n_layers: int,
+    model_type: str,
+    key: str | None = None,
+    known: Conventions = BUILTIN,
 ) -> EngineIds:
     """The ids that make ``library`` capture ``points``, or why it cannot.
 
     Raises:
-        ConventionError: no convention is installed for this library and model type.
+        ConventionError: no convention is known for this library and model type.
     """
-    chosen = convention_for(library, model_type, key)
+    chosen = convention_for(library, model_type, key, known=known)
     try:
         return EngineIds(chosen, chosen.from_points(points, n_layers), None)
     except ConventionError as error:
@@ -172,13 +233,12 @@ def require_verified(chosen: Convention, accept_unverified: bool) -> None:
         )
 
 
-def in_force() -> tuple[Convention, ...]:
-    """The installed conventions without those that another one replaces (`Convention.overrides`).
+def in_force(known: Conventions = BUILTIN) -> tuple[Convention, ...]:
+    """The known conventions without those that another one replaces (`Convention.overrides`).
 
     Raises:
         ConventionError: two replace the same one, or one replaces what is not there or not its own key's.
     """
-    known: Mapping[str, Convention] = registry().conventions
     replaced: dict[str, Convention] = {}
     for chosen in known.values():
         name = chosen.overrides
@@ -220,3 +280,50 @@ def _unknown(what: str, name: str, there_are: Iterable[str]) -> str:
     return f"no {what} {name!r} is known (there are: {', '.join(names) or 'none'})" + (
         f"; did you mean {near[0]!r}?" if near else ""
     )
+
+
+def _copies(
+    fields: Mapping[str, Any], made: Sequence[Rule], library: str, key: str, version: str, name: str
+) -> Iterator[Rule]:
+    """What another list's conventions become under another key, or in a library that hands ids on to them.
+
+    Args:
+        fields: what is different in all of them.  ``{source}`` and ``{limits}`` stand for the original's own;
+            without a rule, ``versions`` is the first that has the key.
+        made: the conventions so far.
+        library: whose conventions they are.
+        key: of which of its lists.
+        version: those that speak for this version.
+        name: what stands in place of the library in their names.
+    """
+    for one in made:
+        if (one.library, one.key) != (library, key) or version not in Versions.parse(one.versions):
+            continue
+        kind = one.name.removeprefix(library).partition("-")[0]
+        about = {"name": f"{name}{kind}", **fields}
+        for field in ("source", "limits"):
+            about[field] = about[field].replace("{" + field + "}", getattr(one, field))
+        if about.pop("rule", None) == "through":
+            same = {field: getattr(one, field) for field in ("families", "order", "primary", "rank", "key")}
+            yield Through(through=one, **{**same, **about})
+            continue
+        since, _, last = one.versions.partition(" to ")
+        about["versions"] = f"{max(since, fields['versions'])} to {last}"
+        yield replace(one, **{field: value for field, value in about.items() if hasattr(one, field)})
+
+
+def spelled_out(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's values as a rule takes them: words and groups of families spelled out, lists as tuples."""
+    return {key: _spelled(key, value) for key, value in row.items()}
+
+
+def _spelled(key: str, value: Any) -> Any:
+    if isinstance(value, str):
+        words = table()["words"]
+        while (spelled := re.sub(r"\{(\w+)\}", lambda m: words.get(m[1], m[0]), value)) != value:
+            value = spelled
+        return value
+    if key == "families":
+        groups = table()["families"]
+        return tuple(f for name in value for f in (groups[name[1:]] if name.startswith("@") else [name]))
+    return tuple(value) if isinstance(value, list) else value

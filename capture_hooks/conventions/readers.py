@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 from ..errors import ConventionError
 from ..spec import Point
-from .contract import Captured, Convention, Rank, Reader, Reading, why
-from .lookup import convention_for
+from .contract import Captured, Convention, Conventions, Rank, Reader, Reading, why
+from .lookup import BUILTIN, convention_for, rows, spelled_out, table
 from .rules import SglangBlocks, VllmBackend, spread
 from .versions import Versions
 
@@ -48,9 +48,9 @@ class Row(Reader):
         """The last of its versions."""
         return self.versions.rpartition(" ")[2]
 
-    def convention(self, family: str, key: str | None = None) -> Convention:
+    def convention(self, known: Conventions, family: str, key: str | None = None) -> Convention:
         """By which this version reads ids for targets of a family."""
-        return convention_for(self.library, family, key, self.version)
+        return convention_for(self.library, family, key, self.version, known)
 
 
 def refused(reason: str) -> Reading:
@@ -80,17 +80,19 @@ class Sglang(Row):
     A DFlash or DSpark draft, told by its architecture, has keys of its own; see `read_blocks`.
     """
 
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(
+        self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
+    ) -> Reading:
         """See `Reader.read`."""
         if _architectures(config) & (_DFLASH_DRAFTS | _DSPARK_DRAFTS):
-            return read_blocks(config, family, n_layers, self.version)
+            return read_blocks(config, family, n_layers, self.version, known)
         if "speculators_model_type" in config:
             return refused("it has no parser for speculators' layout")
         eaten, ids = self._found(config)
         if not eaten:
             return Reading(None, _FLAG, None, Captured((Point("final_norm"),), (f"{_FLAG} is false",)))
         try:
-            chosen = self.convention(family)
+            chosen = self.convention(known, family)
             if ids is None:
                 found = chosen.default(n_layers)
                 own = ", ".join(map(str, found.points))
@@ -161,14 +163,16 @@ _DSPARK_DRAFTS: Final = frozenset(
 _SHIFTED: Final = frozenset(("DFlash2DraftModel", "MuseGlimmerAssistantModel"))
 
 
-def read_blocks(config: Mapping[str, Any], family: str, n_layers: int, version: str) -> Reading:
+def read_blocks(
+    config: Mapping[str, Any], family: str, n_layers: int, version: str, known: Conventions = BUILTIN
+) -> Reading:
     """Which ids SGLang finds in the config of a DFlash or DSpark draft.
 
     From ``dflash_config``, else from the top level; a DSpark draft's ``dspark_target_layer_ids`` come before
     both.  Unlike EAGLE-3's, what is wrong stops the server.
     """
     try:
-        chosen = convention_for("sglang", family, DFLASH, version)
+        chosen = convention_for("sglang", family, DFLASH, version, known)
         dspark = bool(_architectures(config) & _DSPARK_DRAFTS)
         if not dspark and isinstance(chosen, SglangBlocks) and chosen.dspark_only:
             raise ConventionError(f"{family} has no set_dflash_layers_to_capture: the server stops")
@@ -300,7 +304,9 @@ class Vllm(Row):
     #: Whether DSpark's ids are taken as they are for a ``deepseek_v41`` (since 0.30).
     as_is: bool = False
 
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(
+        self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
+    ) -> Reading:
         """See `Reader.read`."""
         try:
             draft = rewritten(config, self.types, self.layers)
@@ -315,7 +321,7 @@ class Vllm(Row):
         except _FAILURES as error:
             return refused(f"it stops while it reads the head's config: {_shown(error)}")
         try:
-            return self._reading(found, family, n_layers)
+            return self._reading(found, family, n_layers, known)
         except _FAILURES as error:
             return refused(f"it stops while it sets the layers: {_shown(error)}")
 
@@ -333,8 +339,8 @@ class Vllm(Row):
                 found = _at(place, draft, as_is)
         return found if found is not None and found.value and isinstance(found.value, list | tuple) else None
 
-    def _reading(self, found: Ids | None, family: str, n_layers: int) -> Reading:
-        chosen = self.convention(family, found.key if found else TOP)
+    def _reading(self, found: Ids | None, family: str, n_layers: int, known: Conventions) -> Reading:
+        chosen = self.convention(known, family, found.key if found else TOP)
         if found is None:
             return read_list(chosen, None, None, n_layers)
         values = list(found.value)
@@ -452,13 +458,15 @@ def rewritten(config: Mapping[str, Any], types: Sequence[str], layers: Sequence[
 class Specforge(Row):
     """How a training run takes a draft's config, where the run names no layers of its own."""
 
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(
+        self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
+    ) -> Reading:
         """See `Reader.read`."""
         architectures = config.get("architectures")
         named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         block = any(kind in named for kind in ("DFlash", "DSpark", "Domino"))
         key = DFLASH if block else NESTED
-        chosen = self.convention(family, key)
+        chosen = self.convention(known, family, key)
         outer, _, inner = key.partition(".")
         nested = config.get(outer) or {}
         if not isinstance(nested, dict):
@@ -477,7 +485,9 @@ class LlamaCpp(Row):
     eagle3: tuple[str, ...]
     dflash: tuple[str, ...]
 
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(
+        self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
+    ) -> Reading:
         """See `Reader.read`."""
         architectures = config.get("architectures")
         first = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -487,7 +497,9 @@ class LlamaCpp(Row):
                 return refused(f"dflash_config is {nested!r}, no object")
             key = DFLASH if "target_layer_ids" in nested else DENSE
             ids = nested["target_layer_ids"] if key == DFLASH else config.get(DENSE)
-            return read_list(self.convention(family, DFLASH), key if ids else None, ids or None, n_layers)
+            return read_list(
+                self.convention(known, family, DFLASH), key if ids else None, ids or None, n_layers
+            )
         if first not in self.eagle3:
             return refused(f"its converter has no class for a draft of architecture {first!r}")
         inner = config.get("transformer_layer_config")
@@ -498,7 +510,7 @@ class LlamaCpp(Row):
                 "for a plain Llama"
             )
         ids = config.get(TOP)
-        return read_list(self.convention(family, TOP), TOP if ids else None, ids or None, n_layers)
+        return read_list(self.convention(known, family, TOP), TOP if ids else None, ids or None, n_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -510,9 +522,11 @@ class Dflash(Row):
     #: Whether it does without the list.
     spreads: bool = False
 
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(
+        self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
+    ) -> Reading:
         """See `Reader.read`."""
-        chosen = self.convention(family, self.key)
+        chosen = self.convention(known, family, self.key)
         nested = config.get("dflash_config")
         if not isinstance(nested, Mapping):
             return Reading(chosen.name, None, None, None, f"dflash_config is {nested!r}, no object")
@@ -542,9 +556,11 @@ class Dflash(Row):
 class NoList(Row):
     """It takes nothing about layers from a head's config: the caller's setting, or its default."""
 
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int) -> Reading:
+    def read(
+        self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
+    ) -> Reading:
         """What it captures where the caller names no layers."""
-        return read_list(self.convention(family), None, None, n_layers)
+        return read_list(self.convention(known, family), None, None, n_layers)
 
 
 READERS: Final[Mapping[str, type[Row]]] = {
@@ -555,6 +571,16 @@ READERS: Final[Mapping[str, type[Row]]] = {
     "dflash": Dflash,
     "no_list": NoList,
 }
+
+
+def builtin_readers() -> list[Reader]:
+    """The core's own, from the rows of ``ids.toml``."""
+    made: list[Reader] = []
+    for row in table()["reader"]:
+        found = spelled_out(row)
+        reader = READERS[found.pop("rule")](**found)
+        made += reader.in_runs(rows()) if isinstance(reader, Sglang) else [reader]
+    return made
 
 
 def _shown(error: Exception) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..conventions import Convention
+from ..conventions import BUILTIN, Conventions
 from ..errors import ConventionError, HeadError
-from ..plugins import registry
 from ..spec import CaptureSpec, Point
 from .config import CaptureSection, number
 from .engines import EngineStatement, sglang_ids, vllm_ids
@@ -18,7 +17,13 @@ from .files import TensorInfo
 from .order import check_order, depth_order, in_order
 
 
-def check_section(config: Mapping[str, Any], section: CaptureSection, where: str, ids: bool = True) -> None:
+def check_section(
+    config: Mapping[str, Any],
+    section: CaptureSection,
+    where: str,
+    ids: bool = True,
+    conventions: Conventions = BUILTIN,
+) -> None:
     """Check the capture section against itself and against the keys that other libraries read.
 
     Args:
@@ -26,6 +31,7 @@ def check_section(config: Mapping[str, Any], section: CaptureSection, where: str
         section: its capture section.
         where: what to name in an error.
         ids: whether the layer ids that engines read belong to it.
+        conventions: what ids may mean; statements by others are not checked against their ids.
 
     Raises:
         HeadError: naming both values.
@@ -52,9 +58,9 @@ def check_section(config: Mapping[str, Any], section: CaptureSection, where: str
     top_ids = config.get("eagle_aux_hidden_state_layer_ids")
     for statement in section.engines if ids else ():
         if statement.engine == "sglang":
-            _check_ids(statement, nested_ids, sglang_ids(statement), spec, section, where)
+            _check_ids(statement, nested_ids, sglang_ids(statement), spec, section, where, conventions)
         elif statement.engine == "vllm":
-            _check_ids(statement, top_ids, vllm_ids(statement), spec, section, where)
+            _check_ids(statement, top_ids, vllm_ids(statement), spec, section, where, conventions)
 
 
 def check_shapes(
@@ -98,18 +104,20 @@ def _check_ids(
     spec: CaptureSpec,
     section: CaptureSection,
     where: str,
+    conventions: Conventions,
 ) -> None:
     """Check that what an engine will read is what the section says, and means the section's points."""
     points = in_order(spec, section.order)
     listed = ", ".join(str(point) for point in points)
     if found != wanted:
         raise HeadError(
-            f"{where}: {statement.key} is {found!r}{_meaning(statement, found, section.target.n_layers)}, "
+            f"{where}: {statement.key} is {found!r}"
+            f"{_meaning(statement, found, section.target.n_layers, conventions)}, "
             f"and the capture section says {wanted!r} ({listed})"
         )
     if statement.ids is None:
         return
-    read = _points(statement, statement.ids, section.target.n_layers)
+    read = _points(statement, statement.ids, section.target.n_layers, conventions)
     if read is not None and not same_points(read, points, section.target.n_layers):
         raise HeadError(
             f"{where}: {statement.key} = {statement.ids} means {', '.join(map(str, read))} to "
@@ -122,19 +130,20 @@ def same_points(left: tuple[Point, ...], right: tuple[Point, ...], n_layers: int
     return [p.resolve(n_layers) for p in left] == [p.resolve(n_layers) for p in right]
 
 
-def _meaning(statement: EngineStatement, ids: Any, n_layers: int) -> str:
+def _meaning(statement: EngineStatement, ids: Any, n_layers: int, conventions: Conventions) -> str:
     if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
         return ""
     try:
-        read = _points(statement, ids, n_layers)
+        read = _points(statement, ids, n_layers, conventions)
     except ConventionError as error:
         return f" ({error})"
     return f" ({', '.join(map(str, read))})" if read else ""
 
 
-def _points(statement: EngineStatement, ids: list[int], n_layers: int) -> tuple[Point, ...] | None:
-    """The points that ids mean; None where the convention is not installed."""
-    conventions: Mapping[str, Convention] = registry().conventions
+def _points(
+    statement: EngineStatement, ids: list[int], n_layers: int, conventions: Conventions
+) -> tuple[Point, ...] | None:
+    """The points that ids mean; None where the convention is not known."""
     if statement.convention is None or statement.convention not in conventions:
         return None
     return conventions[statement.convention].to_points(ids, n_layers)

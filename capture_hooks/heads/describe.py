@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.fingerprint import TargetFingerprint
+from ..conventions import BUILTIN, Conventions
 from ..errors import HeadError
 from ..spec import CaptureSpec, Point
 from . import files
@@ -78,13 +79,16 @@ class HeadDescription:
         return "\n".join(lines)
 
 
-def inspect_head(directory: str | os.PathLike[str], *, ids: bool = True) -> HeadDescription:
+def inspect_head(
+    directory: str | os.PathLike[str], *, ids: bool = True, conventions: Conventions = BUILTIN
+) -> HeadDescription:
     """Read and cross-check what a head's directory says of itself.
 
     Args:
         directory: the head's.
         ids: whether the layer ids that engines read are checked too.  False is for a reader that takes the
             section's word and has the witness prove it.
+        conventions: what layer ids may mean.
 
     Raises:
         HeadError: something is missing, damaged or contradicts something else.
@@ -94,7 +98,7 @@ def inspect_head(directory: str | os.PathLike[str], *, ids: bool = True) -> Head
     section = read_section(config, str(place))
     _, tensors = files.read_header(place / files.WEIGHTS)
     if section is not None:
-        check_section(config, section, str(place), ids)
+        check_section(config, section, str(place), ids, conventions)
         _, witness = files.read_header(place / section.witness.file)
         if absent := [point for point in section.file_inputs if point not in witness]:
             raise HeadError(f"{place / section.witness.file} lacks the states {', '.join(absent)}")

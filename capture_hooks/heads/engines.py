@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from ..conventions import engine_ids
+from ..conventions import BUILTIN, Conventions, engine_ids
 from ..spec import Point
 
 SGLANG_KEY: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
@@ -60,15 +60,16 @@ def statements(
     fields: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     version: str,
+    conventions: Conventions = BUILTIN,
 ) -> tuple[EngineStatement, ...]:
     """State for each engine whether it is right, from the points in file order and the head's own fields."""
     sglang = _sglang_limits(len(points), fields, tensors)
     vllm = _vllm_limits(fields, tensors)
-    served = _served("sglang", SGLANG_KEY, points, n_layers, model_type, split, sglang)
+    served = _served("sglang", SGLANG_KEY, points, n_layers, model_type, split, sglang, conventions)
     return (
         EngineStatement(engine="embedded", versions=f"capture-hooks {version}"),
         served,
-        _served("vllm", VLLM_KEY, points, n_layers, model_type, split, vllm),
+        _served("vllm", VLLM_KEY, points, n_layers, model_type, split, vllm, conventions),
         _read_by_specforge(served, points, fields),
     )
 
@@ -105,8 +106,9 @@ def _served(
     model_type: str,
     split: bool,
     limits: list[str],
+    conventions: Conventions,
 ) -> EngineStatement:
-    told = engine_ids(engine, points, n_layers, model_type, key)
+    told = engine_ids(engine, points, n_layers, model_type, key, conventions)
     excluded = ([told.excluded] if told.excluded else []) + limits
     if split:
         excluded.append(

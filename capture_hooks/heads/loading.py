@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
+from ..conventions import BUILTIN, Conventions
 from ..errors import HeadError
 from ..interop.heads.load import load_foreign
 from ..plugins import registry
@@ -37,6 +38,7 @@ def load_head(
     accept_unverified: bool = False,
     pickles: bool = False,
     check_witness: bool = True,
+    conventions: Conventions = BUILTIN,
 ) -> DraftHead:
     """Read a head and check it against itself and against its target.
 
@@ -53,6 +55,7 @@ def load_head(
         accept_unverified: take a convention that was only read in its library's source.
         pickles: open files that ``torch.save`` wrote, of another library's head that has no others.
         check_witness: show the target the witness's tokens and compare its states.
+        conventions: what layer ids may mean.
 
     Warns:
         HeadWarning: the target gives nearly the same states (another precision), or there is no
@@ -66,9 +69,11 @@ def load_head(
     section = read_section(config, str(place))
     anatomy = find_anatomy(model)
     if section is None:
-        head = load_foreign(place, anatomy, spec, written_for, accept_unverified, settings, pickles)
+        head = load_foreign(
+            place, anatomy, spec, written_for, accept_unverified, settings, pickles, conventions
+        )
         return _ready(_in_order_of(inputs, head, anatomy, str(place)), anatomy)
-    check_section(config, section, str(place))
+    check_section(config, section, str(place), conventions=conventions)
     _check_requested(spec, section, anatomy, str(place))
     tensors = _read_weights(place, section)
     witness = _read_witness(place, section)

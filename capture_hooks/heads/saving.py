@@ -15,6 +15,7 @@ from .._version import __version__
 from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
+from ..conventions import BUILTIN, Conventions
 from ..errors import HeadError
 from ..plugins import registry
 from ..spec import CaptureSpec
@@ -52,6 +53,7 @@ def save_head(
     witness: Witness,
     dtype: torch.dtype | None = None,
     overwrite: bool = False,
+    conventions: Conventions = BUILTIN,
 ) -> SaveReport:
     """Write ``model.safetensors``, ``config.json`` and ``capture/witness.safetensors``, all or none.
 
@@ -66,6 +68,7 @@ def save_head(
         witness: states of held-out tokens on that target, from `make_witness`.
         dtype: round the weights to this dtype; None keeps the head's own.
         overwrite: replace a head that is already there (never before the new one is complete).
+        conventions: what layer ids mean to each engine.
 
     Returns:
         Which engines the directory is right for, and why not for the others.
@@ -95,6 +98,7 @@ def save_head(
         anatomy=anatomy,
         witness=witness,
         overwrite=overwrite,
+        conventions=conventions,
     )
 
 
@@ -110,6 +114,7 @@ def write_head(
     anatomy: Anatomy,
     witness: Witness,
     overwrite: bool,
+    conventions: Conventions,
 ) -> SaveReport:
     """Write a head's directory from exported tensors and fields, all or nothing; see `save_head`.
 
@@ -127,6 +132,7 @@ def write_head(
         fields,
         tensors,
         __version__,
+        conventions,
     )
     with files.writing(place, overwrite) as fresh:
         files.write_tensors(fresh / files.WEIGHTS, tensors, {"format": "pt"})
@@ -146,7 +152,7 @@ def write_head(
         )
         config = compose(fields, anatomy, len(points), engines, section, tensors)
         # The same checks that a reader makes: a head that could not be loaded is not written.
-        check_section(config, section, str(place))
+        check_section(config, section, str(place), conventions=conventions)
         check_shapes(config, files.infos_of(tensors), witness.inputs.shape[1], str(place))
         files.write_config(fresh / files.CONFIG, config)
     return SaveReport(place, engines)

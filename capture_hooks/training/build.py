@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
+from ..conventions import BUILTIN, Conventions
 from ..errors import TrainingError
 from ..foreign import calling
 from ..heads import load_head, readout_of
@@ -63,7 +64,13 @@ class Setup:
     digest: str
 
 
-def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data | None = None) -> Setup:
+def prepare(
+    model: nn.Module,
+    data: Data,
+    config: TrainConfig,
+    eval_data: Data | None = None,
+    conventions: Conventions = BUILTIN,
+) -> Setup:
     """Check the data against the target and the settings, divide it, and make the head.
 
     Raises:
@@ -74,7 +81,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
         HeadError: for a head to start from that does not fit.
     """
     anatomy = find_anatomy(model)
-    start_from = _start(model, data, config)
+    start_from = _start(model, data, config, conventions)
     spec = _spec(anatomy, data, config, start_from)
     train_source = _source(data, anatomy, spec)
     if eval_data is None:
@@ -118,7 +125,7 @@ def prepare(model: nn.Module, data: Data, config: TrainConfig, eval_data: Data |
     )
 
 
-def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | None:
+def _start(model: nn.Module, data: Data, config: TrainConfig, conventions: Conventions) -> DraftHead | None:
     """The head to start from, in whichever layout, its inputs in the dump's order.
 
     What it learns is the dump's target point, whatever it learned before: the logits of the final norm and
@@ -141,6 +148,7 @@ def _start(model: nn.Module, data: Data, config: TrainConfig) -> DraftHead | Non
         settings=config.head_config,
         accept_unverified=config.accept_unverified,
         pickles=config.pickles,
+        conventions=conventions,
     )
     if asked is not None:
         _check_asked(asked.absolute(head.target_layers), head, own, config.init_from)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PrinterCallback
 
+from ..conventions import BUILTIN, Conventions
 from ..errors import TrainingError
 from ..heads import make_witness, save_head
 from ..heads.contract import DraftHead
@@ -59,6 +60,7 @@ def train(
     overwrite: bool = False,
     reporter: RunReporter | None = None,
     now: Callable[[], float] = time.monotonic,
+    conventions: Conventions = BUILTIN,
 ) -> DraftHead:
     """Train a draft head for ``model`` and save it.
 
@@ -75,6 +77,7 @@ def train(
         overwrite: replace the head at ``out`` and forget its run.
         reporter: is told the estimate and every logged figure.
         now: the clock that ``max_minutes`` is measured with.
+        conventions: what layer ids mean to each engine.
 
     Returns:
         The trained head, in eval mode.
@@ -88,7 +91,9 @@ def train(
     checkpoint = find_checkpoint(out, run, resume, overwrite)
     replace = resume or overwrite
     with undone_unless_begun(run):
-        return _train(model, data, config, out, run, checkpoint, eval_data, replace, reporter, now)
+        return _train(
+            model, data, config, out, run, checkpoint, eval_data, replace, reporter, now, conventions
+        )
 
 
 def _train(
@@ -102,9 +107,10 @@ def _train(
     replace: bool,
     reporter: RunReporter | None,
     now: Callable[[], float],
+    conventions: Conventions,
 ) -> DraftHead:
     first = int(os.environ.get("RANK", "0")) == 0
-    setup = prepare(model, data, config, eval_data)
+    setup = prepare(model, data, config, eval_data, conventions)
     settings: dict[str, Any] = {
         "config": config.to_json(),
         "spec": str(setup.head.spec),
@@ -164,11 +170,19 @@ def _train(
         raise TrainingInterrupted(run, trainer.state.global_step)
     if average is not None:
         average.swap()
-    head = _whole_head(trainer, setup, model, data, config, eval_data)
+    head = _whole_head(trainer, setup, model, data, config, eval_data, conventions)
     if first:
         witness = make_witness(model, head.spec, setup.witness_tokens)
         dtype = getattr(torch, config.save_dtype)
-        save_head(head, out, model=model, witness=witness, dtype=dtype, overwrite=replace)
+        save_head(
+            head,
+            out,
+            model=model,
+            witness=witness,
+            dtype=dtype,
+            overwrite=replace,
+            conventions=conventions,
+        )
     trainer.accelerator.wait_for_everyone()
     return head
 
@@ -185,12 +199,13 @@ def _whole_head(
     data: Data,
     config: TrainConfig,
     eval_data: Data | None,
+    conventions: Conventions,
 ) -> DraftHead:
     """The trained head; gathered into a new one where FSDP has left this process a part of it."""
     if not trainer.is_fsdp_enabled:
         return setup.head.eval()
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    whole = Objective(prepare(model, data, config, eval_data).head)
+    whole = Objective(prepare(model, data, config, eval_data, conventions).head)
     if state:  # only the first process receives it
         whole.load_state_dict(state, strict=False)
     return whole.head.eval()

@@ -17,11 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture_hooks import CaptureSpec, Point
-from capture_hooks.conventions import convention, convention_for, engine_ids
-from capture_hooks.errors import ConventionError, PluginError
-from capture_hooks.plugins import build_registry
-
-BUILTIN = dict(build_registry(entry_points=()).conventions)
+from capture_hooks.conventions import BUILTIN, convention_for, engine_ids
+from capture_hooks.errors import ConventionError
 
 
 def loop(layers_to_capture: list[int], n: int, after: bool, first: int = 0) -> list[int | None]:
@@ -229,7 +226,7 @@ def test_lookup_prefers_the_family_and_falls_back_to_the_rest() -> None:
     assert convention_for("vllm", "llama").name == "vllm"
     assert convention_for("vllm", "deepseek_v3").name == "vllm.deepseek"
     assert convention_for("sglang", "gpt2").name == "sglang.none"
-    assert convention("transformers").library == "transformers"
+    assert BUILTIN["transformers"].library == "transformers"
 
 
 def test_lookup_names_what_there_is() -> None:
@@ -237,8 +234,10 @@ def test_lookup_names_what_there_is() -> None:
         convention_for("tgi", "llama")
     with pytest.raises(ConventionError, match=r"no key of sglang 'no\.such\.key' is known"):
         convention_for("sglang", "llama", key="no.such.key")
-    with pytest.raises(PluginError, match=r"did you mean 'sglang\.llama'"):
-        convention("sglang.lama")
+    with pytest.raises(ConventionError, match=r"no convention 'sglang\.lama' .*did you mean 'sglang\.llama'"):
+        BUILTIN["sglang.lama"]
+    assert "sglang.lama" not in BUILTIN
+    assert BUILTIN.get("sglang.lama") is None
 
 
 def test_a_loop_that_leaves_out_the_residual_names_no_point_of_the_stream() -> None:
@@ -297,9 +296,10 @@ def test_points_that_cannot_be_said_are_refused_by_name(text: str, message: str)
         BUILTIN["sglang.llama"].from_points(CaptureSpec.parse(text).inputs, 12)
 
 
-def test_imports_no_torch() -> None:
+def test_the_cores_own_are_there_without_torch_and_without_plugins() -> None:
     code = (
-        "import sys, capture_hooks.conventions as c; c.convention('vllm'); assert 'torch' not in sys.modules"
+        "import sys, capture_hooks.conventions as c; c.convention_for('vllm', 'llama'); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'capture_hooks.plugins')))"
     )
     environ = {"CAPTURE_HOOKS_DISABLE_PLUGIN_AUTOLOAD": "1"}
     subprocess.run([sys.executable, "-c", code], check=True, env=environ)

@@ -11,9 +11,10 @@ from textwrap import dedent
 
 import pytest
 
-from capture_hooks.conventions import convention, convention_for, in_force, lookup, readings
-from capture_hooks.errors import ConventionError
-from capture_hooks.plugins import GROUP, Registry, build_registry
+from capture_hooks.conventions import BUILTIN, Conventions, convention_for, readings
+from capture_hooks.conventions.lookup import in_force
+from capture_hooks.errors import ConventionError, PluginError
+from capture_hooks.plugins import GROUP, build_registry
 
 #: A library of two keys and two versions, with a family that lost its own rule.
 ACME = """
@@ -39,43 +40,39 @@ ACME = """
 REPLACING = """
     from capture_hooks import hookimpl
     from dataclasses import replace
-    from capture_hooks.conventions.builtin import rows
+    from capture_hooks.conventions import BUILTIN
 
-    vllm = next(row for row in rows() if row.name == "vllm")
     changes = dict(library="{library}", key="{key}", families={families})
 
     @hookimpl
     def capture_hooks_conventions():
-        return [replace(vllm, name="{name}", overrides="{old}", rank="read", **changes)]
+        return [replace(BUILTIN["vllm"], name="{name}", overrides="{old}", rank="read", **changes)]
 """
 
-Install = Callable[..., None]
+Install = Callable[..., Conventions]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts distributions on the path, and makes the lookups ask a registry of these alone."""
+    """Puts a distribution on the path; the conventions of all that were put there, beside the core's own."""
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def add(distribution: str, source: str) -> None:
+    def add(distribution: str, source: str) -> Conventions:
         module = f"lookup_test_{tmp_path.name}_{distribution}".replace("-", "_")
         (tmp_path / f"{module}.py").write_text(dedent(source))
         info = tmp_path / f"{distribution}-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{GROUP}]\n{distribution} = {module}\n")
-        monkeypatch.setattr(lookup, "registry", build)
-
-    def build() -> Registry:
         found = metadata.entry_points(group=GROUP)
         mine = [e for e in found if e.dist is not None and Path(str(e.dist.locate_file(""))) == tmp_path]
-        return build_registry(mine, environ={})
+        return build_registry(mine, environ={}).conventions
 
     return add
 
 
 def vllm(field: str) -> str:
-    return str(getattr(convention("vllm"), field))
+    return str(getattr(BUILTIN["vllm"], field))
 
 
 def replacing(name: str = "acme.vllm", old: str = "vllm", **changes: str) -> str:
@@ -97,45 +94,45 @@ def replacing(name: str = "acme.vllm", old: str = "vllm", **changes: str) -> str
 def test_the_key_the_version_and_the_family_decide(
     install: Install, family: str, key: str | None, version: str | None, expected: str
 ) -> None:
-    install("acme", ACME)
-    assert convention_for("acme", family, key, version).name == expected
+    known = install("acme", ACME)
+    assert convention_for("acme", family, key, version, known).name == expected
 
 
 def test_a_refusal_lists_what_there_is(install: Install) -> None:
-    install("acme", ACME)
+    known = install("acme", ACME)
     with pytest.raises(ConventionError, match=r"no library 'acne' is known .*did you mean 'acme'\?"):
-        convention_for("acne", "llama")
+        convention_for("acne", "llama", known=known)
     with pytest.raises(
         ConventionError,
         match=r"no key of acme 'layer' is known \(there are: blocks, layers\); did you mean 'layers'\?",
     ):
-        convention_for("acme", "llama", key="layer")
+        convention_for("acme", "llama", key="layer", known=known)
     with pytest.raises(
         ConventionError, match=r"acme's blocks mean in version 1\.5 was not established .*2\.0 to 2\.4"
     ):
-        convention_for("acme", "llama", key="blocks", version="1.5")
+        convention_for("acme", "llama", key="blocks", version="1.5", known=known)
     with pytest.raises(ConventionError, match=r"'newest' is no version"):
-        convention_for("acme", "llama", version="newest")
+        convention_for("acme", "llama", version="newest", known=known)
 
 
 def test_readings_ask_every_library_once_and_by_its_primary_key(install: Install) -> None:
-    install("acme", ACME)
-    found = {one.convention.library: one for one in readings([2, 18, 33], "llama", 36)}
+    known = install("acme", ACME)
+    found = {one.convention.library: one for one in readings([2, 18, 33], "llama", 36, known=known)}
     assert found["acme"].convention.name == "acme.new"
     assert set(found) >= {"acme", "sglang", "vllm", "transformers", "tensorrt_llm", "eagle"}
-    only = readings([2, 18, 33], "llama", 36, key="blocks")
+    only = readings([2, 18, 33], "llama", 36, key="blocks", known=known)
     assert [one.convention.name for one in only] == ["acme.blocks"]
-    assert readings([2], "llama", 36, key="layers", version="7") == ()
-    nonsense = readings(["2", True], "llama", 36)  # type: ignore[list-item]  # that is the point
+    assert readings([2], "llama", 36, key="layers", version="7", known=known) == ()
+    nonsense = readings(["2", True], "llama", 36, known=known)  # type: ignore[list-item]  # that is the point
     assert all(one.points is None and one.refusal for one in nonsense)
 
 
 def test_a_plugin_may_replace_a_convention(install: Install) -> None:
-    install("acme", replacing())
-    assert convention_for("vllm", "llama").name == "acme.vllm"
-    assert convention("vllm").name == "vllm", "by its own name it is still there"
-    assert "vllm" not in {found.name for found in in_force()}
-    assert convention_for("vllm", "deepseek_v3").name != "acme.vllm"
+    known = install("acme", replacing())
+    assert convention_for("vllm", "llama", known=known).name == "acme.vllm"
+    assert known["vllm"].name == "vllm", "by its own name it is still there"
+    assert "vllm" not in {found.name for found in in_force(known)}
+    assert convention_for("vllm", "deepseek_v3", known=known).name != "acme.vllm"
 
 
 def test_the_command_line_says_what_is_replaced(install: Install, tmp_path: Path) -> None:
@@ -153,27 +150,26 @@ def test_the_command_line_says_what_is_replaced(install: Install, tmp_path: Path
 
 def test_two_may_not_replace_one(install: Install) -> None:
     install("acme", replacing())
-    install("zeta", replacing(name="zeta.vllm"))
+    known = install("zeta", replacing(name="zeta.vllm"))
     with pytest.raises(ConventionError, match=r"'acme\.vllm' and 'zeta\.vllm' both replace the convention"):
-        convention_for("vllm", "llama")
+        convention_for("vllm", "llama", known=known)
 
 
 def test_one_may_not_replace_what_is_not_there_or_is_about_something_else(install: Install) -> None:
-    install("acme", replacing(old="vlllm"))
+    known = install("acme", replacing(old="vlllm"))
     with pytest.raises(
         ConventionError,
         match=r"'acme\.vllm' is there to replace another, but no convention 'vlllm' is known.*mean 'vllm'",
     ):
-        in_force()
+        in_force(known)
 
 
 def test_one_may_not_replace_another_librarys(install: Install) -> None:
-    install("acme", replacing(library="acme"))
+    known = install("acme", replacing(library="acme"))
     with pytest.raises(ConventionError, match=r"replaces 'vllm', which is about something else \(vllm,"):
-        in_force()
+        in_force(known)
 
 
 def test_one_name_stays_an_error(install: Install) -> None:
-    install("acme", replacing(name="vllm", old="vllm"))
-    with pytest.raises(Exception, match="two conventions named 'vllm'"):
-        in_force()
+    with pytest.raises(PluginError, match="two conventions named 'vllm'"):
+        install("acme", replacing(name="vllm", old="vllm"))

@@ -12,15 +12,8 @@ from hypothesis import strategies as st
 
 import capture_hooks.conventions as package
 from capture_hooks import CaptureSpec, Point
-from capture_hooks.conventions import (
-    Captured,
-    Convention,
-    convention_for,
-    in_force,
-    meaning,
-    readings,
-    require_verified,
-)
+from capture_hooks.conventions import Captured, Convention, convention_for, readings, require_verified
+from capture_hooks.conventions.lookup import in_force, meaning
 from capture_hooks.conventions.versions import Versions
 from capture_hooks.errors import ConventionError
 from capture_hooks.plugins import build_registry

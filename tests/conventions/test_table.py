@@ -8,8 +8,9 @@ from importlib import resources
 
 import pytest
 
-from capture_hooks.conventions.builtin import readers, rows
 from capture_hooks.conventions.contract import why
+from capture_hooks.conventions.lookup import rows
+from capture_hooks.conventions.readers import builtin_readers
 from capture_hooks.errors import ConventionError, RefusalError
 
 TEXT = resources.files("capture_hooks.conventions").joinpath("ids.toml").read_text()
@@ -21,7 +22,7 @@ def test_every_phrase_and_group_of_families_is_used_and_known() -> None:
         assert f"{{{word}}}" in TEXT, f"no row says {{{word}}}"
     for group in TABLE["families"]:
         assert f'"@{group}"' in TEXT, f"no row names @{group}"
-    for row in (*rows(), *readers()):
+    for row in (*rows(), *builtin_readers()):
         for field in ("source", "limits", "about", "outside", "no_default", "why"):
             assert not re.search(r"\{\w+\}", str(getattr(row, field, ""))), f"{row.name}.{field}"
 

@@ -1,5 +1,6 @@
 """The whole report: made of anything, the same after JSON, never at odds with conventions or own heads."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,10 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from capture_hooks.conventions import convention
+from capture_hooks.conventions import BUILTIN
 from capture_hooks.errors import CaptureHooksError, ConventionError, HeadError
 from capture_hooks.heads.engines import statements
-from capture_hooks.interop.explain import Asked, Report, agrees, explain_head, explain_ids
+from capture_hooks.interop.explain import Asked, Known, Report, agrees, explain_head, explain_ids
 from capture_hooks.interop.explain.applying import applying_to
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
@@ -47,7 +48,7 @@ def test_any_ids_make_a_report_or_a_named_error(data, n, family, writer):
         return
     assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
     assert {row.engine for row in report.rows if row.asked == "ids"} <= {
-        applying.convention.name for applying in applying_to(family)
+        applying.convention.name for applying in applying_to(family, BUILTIN)
     }
 
 
@@ -99,7 +100,24 @@ def test_a_verdict_is_the_equality_of_states(data, n, family):
             assert (row.verdict.outcome == "same") == (fed == meant), row.engine
             assert (row.verdict.how == ()) == (fed == meant)
         if row.instead and not row.instead.startswith("no ids"):
-            assert row.convention is None or convention(row.convention).key in row.instead
+            assert row.convention is None or BUILTIN[row.convention].key in row.instead
+
+
+def test_a_convention_that_replaces_another_decides_for_ids_and_for_files(raw_head):
+    """Given as known; without it the core's own decides."""
+    one_deeper = dataclasses.replace(BUILTIN["vllm"], name="acme.vllm", overrides="vllm", reads="plus_one")
+    known = Known({**BUILTIN, one_deeper.name: one_deeper})
+    asked = Asked(family="llama", layers=12, written_for="vllm")
+    place = raw_head(config={"eagle_aux_hidden_state_layer_ids": [3, 5, 8]})
+
+    def captured(report):
+        rows = [row for row in report.rows if row.convention in ("vllm", "acme.vllm")]
+        return {(row.convention, tuple(state.boundary for state in row.captured)) for row in rows}
+
+    for explain in (explain_ids, explain_head):
+        subject = [3, 5, 8] if explain is explain_ids else place
+        assert captured(explain(subject, asked)) == {("vllm", (3, 5, 8))}
+        assert captured(explain(subject, asked, known)) == {("acme.vllm", (4, 6, 9))}
 
 
 def test_the_story_of_the_same_three_integers():

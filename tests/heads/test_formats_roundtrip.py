@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from capture_hooks.capture import find_anatomy
+from capture_hooks.conventions import BUILTIN
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
 from capture_hooks.interop.heads import WRITERS, Target, convert_head, open_head
@@ -103,9 +104,9 @@ def about(target):
 
 def write(draft, layout, place, model):
     if layout == "capture-hooks":
-        write_ours(draft, model, None, place, {}, False)
+        write_ours(draft, model, None, place, {}, False, BUILTIN)
         return
-    written = WRITERS[layout].write(draft, False)
+    written = WRITERS[layout].write(draft, False, BUILTIN)
     assert written.losses == ()
     place.mkdir()
     save_file({name: tensor.clone() for name, tensor in written.tensors.items()}, place / "model.safetensors")

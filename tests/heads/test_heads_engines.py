@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capture_hooks.conventions import convention
+from capture_hooks.conventions import BUILTIN
 from capture_hooks.heads.engines import sglang_ids, statements, vllm_ids
 from capture_hooks.spec import CaptureSpec, Point
 
@@ -114,7 +114,7 @@ def test_ids_read_back_as_the_points(family):
     points = CaptureSpec.parse("post.1, post.5, post.8").inputs
     for statement in stated("post.1, post.5, post.8", family=family).values():
         if statement.ids is not None:
-            read = convention(statement.convention).to_points(statement.ids, 12)
+            read = BUILTIN[statement.convention].to_points(statement.ids, 12)
             assert [p.resolve(12) for p in read] == [p.resolve(12) for p in points]
 
 

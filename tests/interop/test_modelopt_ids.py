@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peer import Peer, PeerError
 
-from capture_hooks.conventions import convention
+from capture_hooks.conventions import BUILTIN
 from capture_hooks.conventions.rules import DEFAULTS
 from capture_hooks.errors import ConventionError
 
@@ -43,7 +43,7 @@ def test_what_the_hooks_collect_is_what_the_convention_says(modelopt, data, n):
     )
     peer = theirs(modelopt, ids, n)
     try:
-        captured = convention("modelopt").captured(ids, n)
+        captured = BUILTIN["modelopt"].captured(ids, n)
     except ConventionError:
         assert peer is None
         return
@@ -51,8 +51,8 @@ def test_what_the_hooks_collect_is_what_the_convention_says(modelopt, data, n):
     assert (captured.quirks == ()) == (sorted(ids) == ids)
     if captured.quirks:
         return
-    assert convention("modelopt").to_points(ids, n) == captured.points
-    assert convention("modelopt").from_points(captured.points, n) == ids
+    assert BUILTIN["modelopt"].to_points(ids, n) == captured.points
+    assert BUILTIN["modelopt"].from_points(captured.points, n) == ids
 
 
 @pytest.mark.parametrize("n", range(1, 13))
@@ -60,7 +60,7 @@ def test_the_default(modelopt, n):
     assert modelopt("default_eagle_aux_layer_ids", n) == DEFAULTS["modelopt"](n)
     peer = theirs(modelopt, [], n)
     try:
-        captured = convention("modelopt").default(n)
+        captured = BUILTIN["modelopt"].default(n)
     except ConventionError:
         assert peer is None
     else:
@@ -72,10 +72,10 @@ def test_the_default(modelopt, n):
 def test_one_list_for_its_dumps_is_two_lists_of_states(data, n):
     ids = data.draw(st.lists(st.integers(1, n - 2), min_size=1, max_size=4, unique=True).map(sorted))
     hooks, hf, trt, vllm = (
-        boundaries(convention(name).captured(ids, n), n)
+        boundaries(BUILTIN[name].captured(ids, n), n)
         for name in ("modelopt", "modelopt.hf_dump", "modelopt.trt_dump", "modelopt.vllm_dump")
     )
     assert hooks == hf == trt == [boundary + 1 for boundary in vllm]
-    streamed = convention("modelopt.streaming").captured([*(k + 1 for k in ids), n], n)
+    streamed = BUILTIN["modelopt.streaming"].captured([*(k + 1 for k in ids), n], n)
     assert boundaries(streamed, n) == [*hooks, n]
-    assert str(convention("modelopt.hf_dump").captured([n - 1], n).points[0]) == "final_norm"
+    assert str(BUILTIN["modelopt.hf_dump"].captured([n - 1], n).points[0]) == "final_norm"

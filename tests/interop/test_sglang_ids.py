@@ -24,7 +24,7 @@ from sglang_asked import (
 )
 from sglang_versions import VERSIONS
 
-from capture_hooks.conventions.builtin import rows
+from capture_hooks.conventions.lookup import rows
 from capture_hooks.conventions.readers import DFLASH as KEY
 from capture_hooks.conventions.rules import Never, Sglang
 from capture_hooks.errors import ConventionError

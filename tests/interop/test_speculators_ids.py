@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peer import Peer, PeerError
 
-from capture_hooks.conventions import convention, convention_for
+from capture_hooks.conventions import BUILTIN, convention_for
 from capture_hooks.errors import ConventionError
 
 
@@ -46,7 +46,7 @@ def test_what_is_trained_on_is_what_the_convention_says(speculators, name, data,
     )
     theirs = inputs(speculators, ids, n)
     try:
-        captured = convention(name).captured(ids, n)
+        captured = BUILTIN[name].captured(ids, n)
     except ConventionError:
         assert theirs is None
         return
@@ -54,15 +54,15 @@ def test_what_is_trained_on_is_what_the_convention_says(speculators, name, data,
     assert (captured.quirks == ()) == (sorted(ids) == ids)
     if captured.quirks:
         return
-    assert convention(name).to_points(ids, n) == captured.points
-    assert convention(name).from_points(captured.points, n) == ids
+    assert BUILTIN[name].to_points(ids, n) == captured.points
+    assert BUILTIN[name].from_points(captured.points, n) == ids
 
 
 @pytest.mark.parametrize("n", range(1, 12))
 def test_the_default(speculators, n):
     theirs = inputs(speculators, None, n)
     try:
-        captured = convention("speculators").default(n)
+        captured = BUILTIN["speculators"].default(n)
     except ConventionError:
         assert theirs is None
     else:
@@ -71,7 +71,7 @@ def test_the_default(speculators, n):
 
 def test_the_old_generator_means_one_layer_deeper_than_the_config_that_it_trains():
     n = 36
-    dumped = convention("speculators.generator").default(n).points
+    dumped = BUILTIN["speculators.generator"].default(n).points
     served = convention_for("speculators", "llama").default(n).points
     assert [point.resolve(n).boundary for point in dumped] == [3, 19, 34, 36]
     assert [point.resolve(n).boundary for point in served] == [2, 18, 33]

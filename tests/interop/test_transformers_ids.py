@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
 from capture_hooks import CaptureSpec, Point, bind
-from capture_hooks.conventions import convention, convention_for
+from capture_hooks.conventions import BUILTIN, convention_for
 from capture_hooks.errors import ConventionError
 from capture_hooks.testing import tiny
 
@@ -50,7 +50,7 @@ def indexed(entries, indices):
 
 def ours(name: str, ids: list[int]) -> tuple[Point, ...] | None:
     try:
-        return convention(name).captured(ids, N).points
+        return BUILTIN[name].captured(ids, N).points
     except ConventionError:
         return None
 
@@ -138,7 +138,7 @@ def test_dflash_ids(family, ids):
 @given(ids=id_lists)
 def test_points_come_back(name, ids):
     points = ours(name, ids)
-    told = convention(name)
+    told = BUILTIN[name]
     if points is None or told.captured(ids, N).quirks:
         return
     assert told.from_points(points, N) == ids

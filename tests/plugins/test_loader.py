@@ -267,11 +267,11 @@ def test_a_convention_of_the_core_cannot_be_replaced(
         "impostor",
         """
         from capture_hooks import hookimpl
-        from capture_hooks.conventions.builtin import rows
+        from capture_hooks.conventions import BUILTIN
 
         @hookimpl
         def capture_hooks_conventions():
-            return [row for row in rows() if row.name == "vllm"]
+            return [BUILTIN["vllm"]]
         """,
     )
     with pytest.raises(

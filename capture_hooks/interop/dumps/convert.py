@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...conventions import BUILTIN, Conventions
 from ...errors import StoreError
 from ...plugins import registry
 from ...store.stream import view
@@ -48,6 +49,7 @@ def convert_dump(
     read_as: str | None = None,
     declared: Declared = Declared(),  # noqa: B008  # immutable
     on_progress: Callable[[int, int], None] | None = None,
+    conventions: Conventions = BUILTIN,
 ) -> Conversion:
     """Write the dump in ``source`` as a dump of another format in ``destination``.
 
@@ -59,6 +61,7 @@ def convert_dump(
         read_as: name of the format to read; None to recognise it.
         declared: what the files do not say.
         on_progress: called with the sequences done and their number.
+        conventions: what layer ids may mean.
 
     Raises:
         StoreError: anything that is not known and not declared, a file that is damaged, malformed or a pickle
@@ -72,7 +75,7 @@ def convert_dump(
         raise StoreError(f"{source} is a {to} dump already")
     opened = reader.open(source)
     target = None if declared.target is None else TargetModel(declared.target)
-    settled = settle(reader, opened.facts, writer, declared, target)
+    settled = settle(reader, opened.facts, writer, declared, target, conventions)
     report = on_progress or (lambda done, total: None)
     lags = reader.meaning.mask_lag, writer.meaning.mask_lag
     prepared = Prepared(

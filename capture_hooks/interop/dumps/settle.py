@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...conventions import convention
+from ...conventions import Conventions
 from ...errors import StoreError
 from ...spec import CaptureSpec, Point
 from .contract import DumpFormat, Facts, NormState
@@ -32,7 +32,12 @@ class Settled:
 
 
 def settle(
-    source: DumpFormat, facts: Facts, destination: DumpFormat, declared: Declared, target: TargetModel | None
+    source: DumpFormat,
+    facts: Facts,
+    destination: DumpFormat,
+    declared: Declared,
+    target: TargetModel | None,
+    conventions: Conventions,
 ) -> Settled:
     """Put together what files and user say.
 
@@ -40,7 +45,7 @@ def settle(
         StoreError: something is not known, or the two contradict each other; the message says what to state.
         SpecError, ConventionError: the points do not fit the target.
     """
-    spec = _spec(facts, declared, target)
+    spec = _spec(facts, declared, target, conventions)
     if destination.says_points and target is None:
         raise StoreError(f"a {destination.name} dump names its target: --target MODEL says which one it was")
     if destination.says_points and spec is None:
@@ -101,11 +106,15 @@ def _as_written(last: NormState, destination: DumpFormat, target: TargetModel | 
     return wanted
 
 
-def _spec(facts: Facts, declared: Declared, target: TargetModel | None) -> CaptureSpec | None:
+def _spec(
+    facts: Facts, declared: Declared, target: TargetModel | None, conventions: Conventions
+) -> CaptureSpec | None:
     """The points, from whoever says them; the target point is another matter."""
     if declared.spec is not None and declared.ids is not None:
         raise StoreError("points are stated once: by --spec, or by --ids and --written-for")
-    stated = declared.spec if declared.ids is None else CaptureSpec(_points(facts, declared, target))
+    stated = (
+        declared.spec if declared.ids is None else CaptureSpec(_points(facts, declared, target, conventions))
+    )
     if facts.spec is None or stated is None:
         return stated or facts.spec
     if target is None:
@@ -118,7 +127,9 @@ def _spec(facts: Facts, declared: Declared, target: TargetModel | None) -> Captu
     return facts.spec
 
 
-def _points(facts: Facts, declared: Declared, target: TargetModel | None) -> tuple[Point, ...]:
+def _points(
+    facts: Facts, declared: Declared, target: TargetModel | None, conventions: Conventions
+) -> tuple[Point, ...]:
     """The inputs that ids mean; ids may name the last hidden state too, behind them."""
     assert declared.ids is not None
     if declared.written_for is None:
@@ -127,7 +138,7 @@ def _points(facts: Facts, declared: Declared, target: TargetModel | None) -> tup
         )
     if target is None:
         raise StoreError("ids count from a model's layers: --target MODEL names the model")
-    points = convention(declared.written_for).to_points(declared.ids, target.anatomy.n_layers)
+    points = conventions[declared.written_for].to_points(declared.ids, target.anatomy.n_layers)
     slots = facts.slots
     if slots is not None and len(points) == slots + 1 and _is_end(points[-1], target):
         return points[:-1]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...errors import HeadError
 from ...heads.files import CONFIG
+from .applying import Known
 from .checks import findings
 from .report import Finding, Report, Row, State, Verdict
 from .rows import of_dump, of_file, of_ids, requested
@@ -15,6 +16,7 @@ from .subject import Asked, Subject, dump_subject, head_subject, ids_subject
 __all__ = [
     "Asked",
     "Finding",
+    "Known",
     "Report",
     "Row",
     "State",
@@ -27,53 +29,60 @@ __all__ = [
 ]
 
 
-def explain(directory: str | None, ids: Sequence[int] | None, asked: Asked) -> Report:
+def explain(
+    directory: str | None, ids: Sequence[int] | None, asked: Asked, known: Known | None = None
+) -> Report:
     """Explain whichever of them is given: a head's directory (with a ``config.json``), a dump's, or ids.
 
     Raises:
         HeadError, StoreError, ModelError, SpecError, PluginError, ConventionError: as the three functions.
     """
     if directory is None:
-        return explain_ids(ids or (), asked)
+        return explain_ids(ids or (), asked, known)
     if (Path(directory) / CONFIG).exists() or not Path(directory).is_dir():
         if ids is not None:
             raise HeadError(f"{directory} has its own config.json; --ids are for bare ids, or for a dump")
-        return explain_head(directory, asked)
-    return explain_dump(directory, ids, asked)
+        return explain_head(directory, asked, known)
+    return explain_dump(directory, ids, asked, known)
 
 
-def explain_head(directory: str, asked: Asked = Asked()) -> Report:  # noqa: B008 - immutable
+def explain_head(directory: str, asked: Asked = Asked(), known: Known | None = None) -> Report:  # noqa: B008 - immutable
     """Explain a head's directory.
 
     Raises:
         HeadError, ModelError, SpecError, PluginError: as `head_subject`.
     """
-    subject = head_subject(directory, asked)
-    return _report(subject, of_file(subject.config, subject.facts, subject.trained))
+    subject = head_subject(directory, asked, known or Known())
+    return _report(subject, of_file(subject.config, subject.facts, subject.trained, subject.known))
 
 
-def explain_ids(ids: Sequence[int], asked: Asked = Asked()) -> Report:  # noqa: B008
+def explain_ids(ids: Sequence[int], asked: Asked = Asked(), known: Known | None = None) -> Report:  # noqa: B008
     """Explain bare integers: to each library under its own key, and to each engine that reads the file.
 
     Raises:
         HeadError, ModelError, SpecError, PluginError, ConventionError: as `ids_subject`.
     """
-    subject = ids_subject(ids, asked)
+    subject = ids_subject(ids, asked, known or Known())
     key = next(iter(subject.ids), None)
-    rows = of_ids(ids, key, subject.facts, subject.trained)
+    rows = of_ids(ids, key, subject.facts, subject.trained, subject.known.conventions)
     if subject.ids:
-        rows += of_file(subject.config, subject.facts, subject.trained)
+        rows += of_file(subject.config, subject.facts, subject.trained, subject.known)
     return _report(subject, rows)
 
 
-def explain_dump(directory: str, ids: Sequence[int] | None = None, asked: Asked = Asked()) -> Report:  # noqa: B008
+def explain_dump(
+    directory: str,
+    ids: Sequence[int] | None = None,
+    asked: Asked = Asked(),  # noqa: B008
+    known: Known | None = None,
+) -> Report:
     """Explain a dump: what it holds, and what each engine must be told to feed a head its states.
 
     Raises:
         StoreError, ModelError, SpecError, PluginError, ConventionError: as `dump_subject`.
     """
-    subject = dump_subject(directory, ids, asked)
-    return _report(subject, of_dump(subject.facts, subject.trained))
+    subject = dump_subject(directory, ids, asked, known or Known())
+    return _report(subject, of_dump(subject.facts, subject.trained, subject.known.conventions))
 
 
 def agrees(report: Report, engines: Sequence[str]) -> bool:

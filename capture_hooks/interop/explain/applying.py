@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from ...conventions import Convention, convention_for, in_force
+from ...conventions import BUILTIN, Convention, Conventions, Reader, convention_for
+from ...conventions.lookup import in_force
+from ...conventions.readers import builtin_readers
 from ...conventions.versions import Versions, release
 from ...errors import ConventionError
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of other libraries; by default what comes with the core.
+
+    Attributes:
+        conventions: what layer ids mean, by name.
+        readers: how engines get to them from a head's config.
+    """
+
+    conventions: Conventions = field(default_factory=lambda: BUILTIN)
+    readers: Sequence[Reader] = field(default_factory=builtin_readers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +33,27 @@ class Applying:
     versions: str
 
 
-def applying_to(family: str) -> tuple[Applying, ...]:
+def applying_to(family: str, conventions: Conventions) -> tuple[Applying, ...]:
     """Every convention that some version of its library applies to ``family``, by name.
 
     A convention for all families gives way to one that names the family, in the versions that the other
     speaks for.
     """
     found: dict[str, list[str]] = {}
-    for (library, key), versions in _known_versions().items():
+    for (library, key), versions in _known_versions(conventions).items():
         for version in versions:
             try:
-                chosen = convention_for(library, family, key, version)
+                chosen = convention_for(library, family, key, version, conventions)
             except ConventionError:
                 continue
             found.setdefault(chosen.name, []).append(version)
-    by_name = {convention.name: convention for convention in in_force()}
+    by_name = {convention.name: convention for convention in in_force(conventions)}
     return tuple(Applying(by_name[name], _range(by_name[name], found[name])) for name in sorted(found))
 
 
-def primary_keys() -> tuple[str, ...]:
+def primary_keys(conventions: Conventions) -> tuple[str, ...]:
     """Where libraries keep EAGLE-3's ids."""
-    return tuple(sorted({convention.key for convention in in_force() if convention.primary}))
+    return tuple(sorted({convention.key for convention in in_force(conventions) if convention.primary}))
 
 
 def for_block_drafters(key: str) -> bool:
@@ -46,10 +61,10 @@ def for_block_drafters(key: str) -> bool:
     return "target_layer_ids" in key
 
 
-def _known_versions() -> Mapping[tuple[str, str], list[str]]:
+def _known_versions(conventions: Conventions) -> Mapping[tuple[str, str], list[str]]:
     """First and last versions that conventions speak for, ascending, by library and key."""
     ends: dict[tuple[str, str], set[tuple[int, ...]]] = {}
-    for convention in in_force():
+    for convention in in_force(conventions):
         spoken_for = Versions.parse(convention.versions)
         found = ends.setdefault((convention.library, convention.key), set())
         found |= {end for end in (spoken_for.first, spoken_for.last) if end is not None}

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ...conventions import Captured, Convention, Reader, convention_for, in_force
+from ...conventions import Captured, Convention, Conventions, Reader, convention_for
 from ...conventions.contract import why
+from ...conventions.lookup import in_force
 from ...conventions.versions import Versions, release
 from ...errors import ConventionError, SpecError
-from ...plugins import registry
 from ...spec import Point
 from ..heads.open import layer_ids
-from .applying import applying_to, for_block_drafters, primary_keys
+from .applying import Known, applying_to, for_block_drafters, primary_keys
 from .compare import differences, one_spelling, state_of
 from .report import Asked, Row, Verdict
 from .target import TargetFacts
@@ -33,25 +33,28 @@ class _Found:
     refusal: str | None
 
 
-def of_file(config: Mapping[str, Any], facts: TargetFacts, trained: TrainedOn) -> tuple[Row, ...]:
+def of_file(
+    config: Mapping[str, Any], facts: TargetFacts, trained: TrainedOn, known: Known
+) -> tuple[Row, ...]:
     """What each engine captures when it reads this ``config.json``; readers of block drafters only theirs."""
     family, n_layers = facts.target.family, facts.target.n_layers
     block = any(for_block_drafters(key) for key in layer_ids(config))
     rows = []
-    readers: Mapping[str, Reader] = registry().readers
-    for reader in readers.values():
-        if _is_for_blocks(reader.library) and not block:
+    for reader in known.readers:
+        if _is_for_blocks(reader.library, known.conventions) and not block:
             continue
         if family is None or n_layers is None:
             rows.append(_unknown(reader, reader.versions))
             continue
-        read = reader.read(config, family, n_layers)
+        read = reader.read(config, family, n_layers, known.conventions)
         found = _Found(read.convention, read.key, read.ids, read.captured, read.refusal)
-        rows.append(_row(reader, reader.versions, "file", found, facts, trained))
+        rows.append(_row(reader, reader.versions, "file", found, facts, trained, known.conventions))
     return _marked(rows)
 
 
-def of_ids(ids: Sequence[int], key: str | None, facts: TargetFacts, trained: TrainedOn) -> tuple[Row, ...]:
+def of_ids(
+    ids: Sequence[int], key: str | None, facts: TargetFacts, trained: TrainedOn, conventions: Conventions
+) -> tuple[Row, ...]:
     """What each library captures when it is given these integers under its own key.
 
     Args:
@@ -60,14 +63,15 @@ def of_ids(ids: Sequence[int], key: str | None, facts: TargetFacts, trained: Tra
             drafters, have other keys, and the two are not mixed.
         facts: the target.
         trained: what the head was trained on.
+        conventions: those that are known.
     """
     n_layers = facts.target.n_layers
     if n_layers is None or facts.target.family is None:
         return ()
     rows = []
-    for applying in applying_to(facts.target.family):
+    for applying in applying_to(facts.target.family, conventions):
         convention = applying.convention
-        if not _alike(convention, key):
+        if not _alike(convention, key, conventions):
             continue
         try:
             found = _Found(
@@ -75,19 +79,19 @@ def of_ids(ids: Sequence[int], key: str | None, facts: TargetFacts, trained: Tra
             )
         except ConventionError as error:
             found = _Found(convention.name, convention.key, tuple(ids), None, why(error))
-        rows.append(_row(convention, applying.versions, "ids", found, facts, trained))
+        rows.append(_row(convention, applying.versions, "ids", found, facts, trained, conventions))
     return _marked(rows)
 
 
-def of_dump(facts: TargetFacts, trained: TrainedOn) -> tuple[Row, ...]:
+def of_dump(facts: TargetFacts, trained: TrainedOn, conventions: Conventions) -> tuple[Row, ...]:
     """What each library must be told so that a head trained on a dump is fed its states."""
     n_layers, points = facts.target.n_layers, trained.points
     if n_layers is None or facts.target.family is None or points is None:
         return ()
     rows = []
-    for applying in applying_to(facts.target.family):
+    for applying in applying_to(facts.target.family, conventions):
         convention = applying.convention
-        if not _alike(convention, None):
+        if not _alike(convention, None, conventions):
             continue
         try:
             ids = convention.from_points(points, n_layers)
@@ -95,7 +99,7 @@ def of_dump(facts: TargetFacts, trained: TrainedOn) -> tuple[Row, ...]:
             found = _Found(convention.name, convention.key, tuple(ids), captured, None)
         except ConventionError as error:
             found = _Found(convention.name, None, None, None, why(error))
-        rows.append(_row(convention, applying.versions, "told", found, facts, trained))
+        rows.append(_row(convention, applying.versions, "told", found, facts, trained, conventions))
     return _marked(rows)
 
 
@@ -129,6 +133,7 @@ def _row(
     found: _Found,
     facts: TargetFacts,
     trained: TrainedOn,
+    conventions: Conventions,
 ) -> Row:
     n_layers, split = facts.target.n_layers, facts.split or frozenset()
     assert n_layers is not None
@@ -153,7 +158,7 @@ def _row(
         verdict=verdict,
         instead=None
         if verdict.outcome in ("same", "unknown") or asked == "told"
-        else _instead(found, about.library, facts, trained),
+        else _instead(found, about.library, facts, trained, conventions),
     )
 
 
@@ -172,14 +177,16 @@ def _verdict(captured: Sequence[Point], n_layers: int, split: frozenset[int], tr
     return Verdict(outcome="differs" if found else "same", how=found)
 
 
-def _instead(found: _Found, library: str, facts: TargetFacts, trained: TrainedOn) -> str | None:
+def _instead(
+    found: _Found, library: str, facts: TargetFacts, trained: TrainedOn, conventions: Conventions
+) -> str | None:
     """The ids to write for this engine, or why none do; None where it would fail on any."""
     family, n_layers = facts.target.family, facts.target.n_layers
     if trained.points is None or family is None or n_layers is None:
         return None
     try:
         name = found.convention
-        chosen = registry().conventions[name] if name is not None else convention_for(library, family)
+        chosen = convention_for(library, family, known=conventions) if name is None else conventions[name]
         return f"{chosen.key} = {chosen.from_points(trained.points, n_layers)}"
     except ConventionError as error:
         return None if found.captured is None else f"no ids would do: {why(error)}"
@@ -218,14 +225,14 @@ def _marked(rows: Sequence[Row]) -> tuple[Row, ...]:
     )
 
 
-def _alike(convention: Convention, key: str | None) -> bool:
+def _alike(convention: Convention, key: str | None, conventions: Conventions) -> bool:
     """Whether a convention is about the kind of head whose ids stand under ``key``."""
-    if key is None or key in primary_keys():
+    if key is None or key in primary_keys(conventions):
         return convention.primary and not for_block_drafters(convention.key)
     return for_block_drafters(convention.key) == for_block_drafters(key)
 
 
-def _is_for_blocks(library: str) -> bool:
+def _is_for_blocks(library: str, conventions: Conventions) -> bool:
     """Whether a library knows block drafters alone."""
-    keys = {convention.key for convention in in_force() if convention.library == library}
+    keys = {convention.key for convention in in_force(conventions) if convention.library == library}
     return bool(keys) and all(for_block_drafters(key) for key in keys)

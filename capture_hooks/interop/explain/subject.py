@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ...conventions import Conventions
 from ...errors import ConventionError, HeadError, ModelError, PluginError, StoreError
 from ...heads.consistency import same_points
 from ...spec import CaptureSpec
@@ -15,7 +16,7 @@ from ..dumps import DumpDescription, describe
 from ..heads import RawHead, open_head
 from . import target as targets
 from . import trained as claims
-from .applying import primary_keys
+from .applying import Known, primary_keys
 from .target import TargetFacts
 from .trained import TrainedOn
 
@@ -53,6 +54,7 @@ class Subject:
         ids: lists of layer ids by dotted key, as they stand.
         facts: the target.
         trained: what the head was trained on.
+        known: what is known of other libraries.
         dump: what a dump says and does not say; None for heads and ids.
     """
 
@@ -63,10 +65,11 @@ class Subject:
     ids: Mapping[str, Any]
     facts: TargetFacts
     trained: TrainedOn
+    known: Known
     dump: DumpDescription | None = None
 
 
-def head_subject(directory: str, asked: Asked) -> Subject:
+def head_subject(directory: str, asked: Asked, known: Known) -> Subject:
     """A head's directory.
 
     Raises:
@@ -76,10 +79,11 @@ def head_subject(directory: str, asked: Asked) -> Subject:
     """
     head = open_head(directory, pickles=asked.pickles)
     facts = _facts(head, asked)
-    return Subject("head", directory, head.config, head, head.ids, facts, _trained(head, asked, facts))
+    trained = _trained(head, asked, facts, known.conventions)
+    return Subject("head", directory, head.config, head, head.ids, facts, trained, known)
 
 
-def ids_subject(ids: Sequence[int], asked: Asked) -> Subject:
+def ids_subject(ids: Sequence[int], asked: Asked, known: Known) -> Subject:
     """Bare integers, put where the convention that they are said to be written for reads them.
 
     Raises:
@@ -92,17 +96,17 @@ def ids_subject(ids: Sequence[int], asked: Asked) -> Subject:
     name = ", ".join(map(str, ids))
     if asked.written_for is None:
         why = "ids alone do not say who wrote them (--written-for says it)"
-        trained = _by_spec_or(asked, facts) or claims.unknown(
-            why, {key: list(ids) for key in primary_keys()}, facts.target
-        )
-        return Subject("ids", name, {}, None, {}, facts, trained)
-    convention = claims.named(asked.written_for, facts.target)
+        under = {key: list(ids) for key in primary_keys(known.conventions)}
+        trained = _by_spec_or(asked, facts) or claims.unknown(why, under, facts.target, known.conventions)
+        return Subject("ids", name, {}, None, {}, facts, trained, known)
+    convention = claims.named(asked.written_for, facts.target, known.conventions)
     found = {convention.key: list(ids)}
-    trained = _by_spec_or(asked, facts) or _by_convention(asked.written_for, found, facts)
-    return Subject("ids", name, _nested(convention.key, list(ids)), None, found, facts, trained)
+    said = _by_spec_or(asked, facts)
+    trained = said or _by_convention(asked.written_for, found, facts, known.conventions)
+    return Subject("ids", name, _nested(convention.key, list(ids)), None, found, facts, trained, known)
 
 
-def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Subject:
+def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked, known: Known) -> Subject:
     """A dump: our own says what it holds, of another library's the user may say it.
 
     Raises:
@@ -121,13 +125,14 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked) -> Sub
         facts = targets.from_manifest(manifest)
         trained = claims.by_manifest(manifest)
     elif ids and asked.written_for is not None:
-        convention = claims.named(asked.written_for, facts.target)
-        trained = _by_convention(convention.name, {convention.key: list(ids)}, facts)
+        convention = claims.named(asked.written_for, facts.target, known.conventions)
+        found = {convention.key: list(ids)}
+        trained = _by_convention(convention.name, found, facts, known.conventions)
     else:
         why = "the dump does not say which states it holds (--spec, or --ids with --written-for, says it)"
-        trained = claims.unknown(why, {}, facts.target)
+        trained = claims.unknown(why, {}, facts.target, known.conventions)
     trained = _by_spec_or(asked, facts) or trained
-    return Subject("dump", directory, {}, None, {}, facts, trained, described)
+    return Subject("dump", directory, {}, None, {}, facts, trained, known, described)
 
 
 def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: Asked) -> None:
@@ -142,29 +147,31 @@ def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: Asked) -> None:
         raise StoreError(f"{place} is a capture-hooks dump, whose manifest says this: leave {said[0]} out")
 
 
-def _trained(head: RawHead, asked: Asked, facts: TargetFacts) -> TrainedOn:
+def _trained(head: RawHead, asked: Asked, facts: TargetFacts, conventions: Conventions) -> TrainedOn:
     said = _by_spec_or(asked, facts)
     if said is None and head.section is not None:
         said = claims.by_section(head.section)
     if said is not None:
-        _check_agrees(said, head, asked, facts)
+        _check_agrees(said, head, asked, facts, conventions)
         return said
     if head.flags.use_aux_hidden_state is False:
         return claims.by_final_state()
     if asked.written_for is not None:
-        return _by_convention(asked.written_for, head.ids, facts)
+        return _by_convention(asked.written_for, head.ids, facts, conventions)
     if head.layout == "speculators":
         try:
-            return claims.by_layout(head.ids, facts.target)
+            return claims.by_layout(head.ids, facts.target, conventions)
         except (ConventionError, HeadError, PluginError) as error:
-            return claims.unknown(str(error), head.ids, facts.target)
+            return claims.unknown(str(error), head.ids, facts.target, conventions)
     why = "the file does not say who wrote its ids (--written-for or --spec says it)"
     if not head.ids:
         why = "the file has no layer ids, so each reader takes its own default (--spec says what it was)"
-    return claims.unknown(why, head.ids, facts.target)
+    return claims.unknown(why, head.ids, facts.target, conventions)
 
 
-def _check_agrees(said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFacts) -> None:
+def _check_agrees(
+    said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFacts, conventions: Conventions
+) -> None:
     """That ``--written-for`` says the same as what comes before it.
 
     Raises:
@@ -172,7 +179,7 @@ def _check_agrees(said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFac
     """
     if asked.written_for is None:
         return
-    other = _by_convention(asked.written_for, head.ids, facts)
+    other = _by_convention(asked.written_for, head.ids, facts, conventions)
     if other.points is None or said.points is None or facts.target.n_layers is None:
         raise HeadError(
             f"--written-for {asked.written_for} says nothing beside {said.shown.by}: {other.shown.by}"
@@ -185,11 +192,13 @@ def _check_agrees(said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFac
         )
 
 
-def _by_convention(name: str, ids: Mapping[str, Any], facts: TargetFacts) -> TrainedOn:
+def _by_convention(
+    name: str, ids: Mapping[str, Any], facts: TargetFacts, conventions: Conventions
+) -> TrainedOn:
     try:
-        return claims.by_convention(name, ids, facts.target)
+        return claims.by_convention(name, ids, facts.target, conventions)
     except (ConventionError, HeadError) as error:
-        return claims.unknown(str(error), ids, facts.target)
+        return claims.unknown(str(error), ids, facts.target, conventions)
 
 
 def _by_spec_or(asked: Asked, facts: TargetFacts) -> TrainedOn | None:

@@ -11,12 +11,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from ...conventions import Convention, convention_for
+from ...conventions import Convention, Conventions, convention_for
 from ...conventions.contract import why
 from ...errors import ConventionError, HeadError, SpecError
 from ...heads.config import CaptureSection
 from ...heads.order import in_order
-from ...plugins import registry
 from ...spec import CaptureSpec, Point
 from ...store.manifest import Manifest
 from .applying import applying_to
@@ -76,20 +75,21 @@ def by_final_state() -> TrainedOn:
     return _known((Point("final_norm"),), 1, "eagle_config.use_aux_hidden_state = false")
 
 
-def by_convention(name: str, ids: Mapping[str, Any], target: Target) -> TrainedOn:
+def by_convention(name: str, ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:
     """The meaning of the ids to the library that they are said to be written for.
 
     Args:
         name: a convention, or a library, of whose conventions the target's family picks one.
         ids: every list of layer ids in the file, by dotted key.
         target: the target.
+        conventions: those that are known.
 
     Raises:
         PluginError: no such convention.
         ConventionError: several apply, or the ids mean nothing exact to it; with why.
         HeadError: the target is not known, or the ids are no list of integers.
     """
-    chosen = named(name, target, ids)
+    chosen = named(name, target, conventions, ids)
     n_layers = needed(target)
     found = ids.get(chosen.key)
     by = f"--written-for {name}: {chosen.name} {chosen.versions}, "
@@ -100,25 +100,25 @@ def by_convention(name: str, ids: Mapping[str, Any], target: Target) -> TrainedO
     return replace(_known(points, n_layers, by), library=chosen.library)
 
 
-def by_layout(ids: Mapping[str, Any], target: Target) -> TrainedOn:
+def by_layout(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:
     """The one convention of a speculators head.
 
     Raises:
         ConventionError: the ids mean nothing exact to it.
         HeadError: the target is not known, or the ids are no list of integers.
     """
-    known = by_convention(_SPECULATORS, ids, target)
+    known = by_convention(_SPECULATORS, ids, target, conventions)
     by = known.shown.by.removeprefix(f"--written-for {_SPECULATORS}: ")
     return replace(known, shown=known.shown.model_copy(update={"by": f"its layout: {by}"}))
 
 
-def unknown(why: str, ids: Mapping[str, Any], target: Target) -> TrainedOn:
+def unknown(why: str, ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:
     """Nobody says; what the ids would mean to each convention that reads one of the keys that are there."""
-    candidates = tuple(_candidates(ids, target))
+    candidates = tuple(_candidates(ids, target, conventions))
     return TrainedOn(None, Trained(inputs=None, by=f"cannot be known: {why}", candidates=candidates))
 
 
-def named(name: str, target: Target, ids: Collection[str] = ()) -> Convention:
+def named(name: str, target: Target, conventions: Conventions, ids: Collection[str] = ()) -> Convention:
     """The convention of that name, or the one of that library that the target's family picks.
 
     Where the library reads several keys it is the one that is there (``ids``), else its EAGLE-3 list.
@@ -127,16 +127,16 @@ def named(name: str, target: Target, ids: Collection[str] = ()) -> Convention:
         PluginError: there is neither.
         ConventionError: several of the library apply, or which does depends on a family that is not known.
     """
-    known: Mapping[str, Convention] = registry().conventions
-    if name in known or name not in {convention.library for convention in known.values()}:
-        return known[name]
+    if name in conventions or name not in {convention.library for convention in conventions.values()}:
+        return conventions[name]
     if target.family is None:
         raise ConventionError(
             f"which of {name}'s conventions applies depends on the target's family; give --target or --family"
         )
-    keys = {convention.key for convention in known.values() if convention.library == name}
+    keys = {convention.key for convention in conventions.values() if convention.library == name}
     present = sorted(keys & set(ids))
-    return convention_for(name, target.family, present[0] if len(present) == 1 else None)
+    key = present[0] if len(present) == 1 else None
+    return convention_for(name, target.family, key, known=conventions)
 
 
 def needed(target: Target) -> int:
@@ -166,11 +166,11 @@ def _known(points: Sequence[Point], n_layers: int, by: str) -> TrainedOn:
     return TrainedOn(tuple(points), Trained(inputs=inputs, by=by))
 
 
-def _candidates(ids: Mapping[str, Any], target: Target) -> Iterator[Reading]:
+def _candidates(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> Iterator[Reading]:
     """Every convention of the keys that are there, in all its versions."""
     if target.n_layers is None or target.family is None:
         return
-    for applying in applying_to(target.family):
+    for applying in applying_to(target.family, conventions):
         convention = applying.convention
         found = ids.get(convention.key)
         if found is None:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ...capture import find_anatomy
+from ...conventions import BUILTIN, Conventions
 from ...errors import HeadError
 from ...heads import files
 from ...spec import CaptureSpec
@@ -63,6 +64,7 @@ def convert_head(
     pickles: bool = False,
     force: bool = False,
     overwrite: bool = False,
+    conventions: Conventions = BUILTIN,
 ) -> Conversion:
     """Write a head in another layout; tensors keep their bits, and every flag and id is said.
 
@@ -79,6 +81,7 @@ def convert_head(
         pickles: open files that ``torch.save`` wrote, where the source has no others.
         force: write a file that loses something, with the losses in it.
         overwrite: replace a head at ``destination``.
+        conventions: what layer ids may mean.
 
     Raises:
         HeadError: the source is damaged, contradicts itself, or something would be lost (each loss is named).
@@ -96,7 +99,7 @@ def convert_head(
         known = Target.of_anatomy(find_anatomy(model))
         named = (target.name, target.architectures) if target is not None else (None, known.architectures)
         target = dataclasses.replace(known, name=named[0], architectures=named[1])
-    settled = settle(raw, target, written_for, spec, accept_unverified)
+    settled = settle(raw, target, written_for, spec, accept_unverified, conventions)
     draft = by_depth(settled)
     record: dict[str, Any] = {"from": raw.layout}
     if layout == "capture-hooks":
@@ -104,10 +107,10 @@ def convert_head(
         draft = without_targets_embedding(draft, find_anatomy(model))
         losses = (*draft.losses, *cannot_say(draft))
         record |= _accepted(losses, force, raw.directory, layout)
-        report = write_ours(draft, model, tokens, place, record, overwrite)
+        report = write_ours(draft, model, tokens, place, record, overwrite, conventions)
         notes: tuple[str, ...] = tuple(str(statement) for statement in report.excluded)
     else:
-        written = WRITERS[layout].write(draft, accept_unverified)
+        written = WRITERS[layout].write(draft, accept_unverified, conventions)
         losses = (*draft.losses, *written.losses)
         record |= _accepted(losses, force, raw.directory, layout)
         config = {**written.config, CONVERSION: {**written.config[CONVERSION], **record}}

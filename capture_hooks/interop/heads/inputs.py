@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from ...conventions import Convention, convention_for
-from ...conventions.lookup import in_force, meaning, require_verified
+from ...conventions import Convention, Conventions, convention_for, require_verified
+from ...conventions.lookup import in_force, meaning
 from ...errors import ConventionError, HeadError
 from ...heads.consistency import same_points
 from ...heads.engines import VLLM_KEY, is_refusal
@@ -19,7 +19,12 @@ FIXED: Final = {"speculators": "speculators"}
 
 
 def inputs_of(
-    raw: RawHead, target: Target, written_for: str | None, spec: CaptureSpec | None, unverified: bool
+    raw: RawHead,
+    target: Target,
+    written_for: str | None,
+    spec: CaptureSpec | None,
+    unverified: bool,
+    conventions: Conventions,
 ) -> tuple[CaptureSpec, tuple[str, ...], tuple[str, ...]]:
     """The states of a head in the order of its ``fc`` columns; what contradicts them; what to know.
 
@@ -29,6 +34,7 @@ def inputs_of(
         written_for: the library or convention its ids were written for, such as ``specforge``.
         spec: its inputs in the order of ``fc``'s columns, where the user knows them.
         unverified: take a convention that was only read in its library's source.
+        conventions: what layer ids may mean.
 
     Raises:
         HeadError: nothing says what the ids mean, or two things that do disagree.
@@ -42,12 +48,12 @@ def inputs_of(
         return found, (), ()
     name = written_for or FIXED.get(raw.layout)
     if name is None and spec is None:
-        raise HeadError(_ambiguous(raw, target))
+        raise HeadError(_ambiguous(raw, target, conventions))
     absolute = spec.absolute(target.n_layers) if spec is not None else None
     if name is None:
         assert absolute is not None
-        return absolute, *_contradictions(raw, target, absolute, absolute.inputs, None)
-    chosen = chosen_convention(name, target.family, unverified)
+        return absolute, *_contradictions(raw, target, absolute, absolute.inputs, None, conventions)
+    chosen = chosen_convention(name, target.family, unverified, conventions)
     key = _key(chosen, raw)
     if key in raw.ids:
         points, ordered = _meant(chosen, _list(raw.ids[key], key, raw), target, absolute)
@@ -70,21 +76,21 @@ def inputs_of(
         notes = (f"it lists no layer ids; {chosen.name}'s default was taken: {_said(points)}",)
     found = CaptureSpec(points) if absolute is None else CaptureSpec(points, absolute.target)
     _check_same(found, absolute, target, f"{raw.directory}: to {chosen.name} its {key} mean")
-    contradictions, others = _contradictions(raw, target, absolute, points, key)
+    contradictions, others = _contradictions(raw, target, absolute, points, key, conventions)
     return found, contradictions, (*notes, *others)
 
 
-def chosen_convention(name: str, family: str, unverified: bool) -> Convention:
+def chosen_convention(name: str, family: str, unverified: bool, conventions: Conventions) -> Convention:
     """A library's convention for this family, or the one of that name.
 
     Raises:
         ConventionError: none is installed, it does not hold for this family, or it was only read in source.
     """
-    known = {candidate.name: candidate for candidate in in_force()}
+    known = {candidate.name: candidate for candidate in in_force(conventions)}
     if name in known and name not in {candidate.library for candidate in known.values()}:
         found = known[name]
     else:
-        found = convention_for(name, family)
+        found = convention_for(name, family, known=conventions)
     require_verified(found, unverified)
     return found
 
@@ -101,7 +107,12 @@ def _key(chosen: Convention, raw: RawHead) -> str:
 
 
 def _contradictions(
-    raw: RawHead, target: Target, spec: CaptureSpec | None, points: Sequence[Point], used: str | None
+    raw: RawHead,
+    target: Target,
+    spec: CaptureSpec | None,
+    points: Sequence[Point],
+    used: str | None,
+    conventions: Conventions,
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Ids under other keys that mean other states to whoever reads them there, and those in another order.
 
@@ -119,7 +130,7 @@ def _contradictions(
         if ids is None or key == used or is_refusal(ids):
             continue
         try:
-            convention = convention_for(reader, target.family, key)
+            convention = convention_for(reader, target.family, key, known=conventions)
             meant, ordered = _meant(convention, _list(ids, key, raw), target, spec)
         except ConventionError as error:
             found.append(f"{key} = {ids!r} means nothing to {reader}: {error}")
@@ -163,22 +174,22 @@ def _other_order(key: str, ids: Any) -> str:
     return f"{key} = {ids} names the states in another order than fc's columns have; the spec's was taken"
 
 
-def _ambiguous(raw: RawHead, target: Target) -> str:
+def _ambiguous(raw: RawHead, target: Target, conventions: Conventions) -> str:
     lines = [
         f"{raw.directory}: layer ids alone do not say which states they mean. Say --written-for LIBRARY, or "
         "--spec with the points in the order of fc's columns, such as 'post.1, post.14, post.26'"
     ]
     for key, ids in raw.ids.items():
         lines.append(f"  {key} = {ids!r} would mean:")
-        lines += [f"    {reading}" for reading in _readings(ids, key, target)]
+        lines += [f"    {reading}" for reading in _readings(ids, key, target, conventions)]
     if not raw.ids:
         lines.append("  it lists no ids; a library named with --written-for would take its default layers")
     return "\n".join(lines)
 
 
-def _readings(ids: Any, key: str, target: Target) -> Iterator[str]:
+def _readings(ids: Any, key: str, target: Target, conventions: Conventions) -> Iterator[str]:
     """One line for each meaning that some convention of this key gives the ids."""
-    of_key = [candidate for candidate in in_force() if candidate.key == key]
+    of_key = [candidate for candidate in in_force(conventions) if candidate.key == key]
     claimed = {candidate.library for candidate in of_key if target.family in candidate.families}
     by_meaning: dict[str, list[str]] = {}
     for candidate in of_key:

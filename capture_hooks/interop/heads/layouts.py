@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from ...conventions import Conventions
 from ...errors import HeadError
 from .contract import Layout
 from .draft import Draft, Written
@@ -20,7 +21,7 @@ class Writer(Protocol):
     @property
     def name(self) -> Layout: ...
 
-    def write(self, draft: Draft, unverified: bool) -> Written:
+    def write(self, draft: Draft, unverified: bool, conventions: Conventions) -> Written:
         """The tensors and the config.
 
         Raises:
@@ -35,9 +36,9 @@ class Eagle:
 
     name: Layout = "eagle"
 
-    def write(self, draft: Draft, unverified: bool) -> Written:
-        nested = chosen_convention("sglang", draft.target.family, unverified)
-        return write_plain(draft, self.name, "midlayer", nested, masks=True, own={})
+    def write(self, draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+        nested = chosen_convention("sglang", draft.target.family, unverified, conventions)
+        return write_plain(draft, self.name, "midlayer", nested, conventions, masks=True, own={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class ModelOpt:
 
     name: Layout = "modelopt"
 
-    def write(self, draft: Draft, unverified: bool) -> Written:
-        nested = chosen_convention("modelopt", draft.target.family, unverified)
+    def write(self, draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+        nested = chosen_convention("modelopt", draft.target.family, unverified, conventions)
         own = {
             "use_input_layernorm_in_first_layer": True,
             "use_last_layernorm": True,
@@ -55,7 +56,7 @@ class ModelOpt:
             "next_layer_regular": True,
             **draft.carried.get("modelopt", {}),
         }
-        written = write_plain(draft, self.name, "layers.0", nested, masks=False, own=own)
+        written = write_plain(draft, self.name, "layers.0", nested, conventions, masks=False, own=own)
         told = any("input_layernorm(h)" in note for note in draft.notes)
         return written if told else replace(written, notes=(*written.notes, *twice(draft.tensors)))
 
@@ -66,8 +67,9 @@ class Speculators:
 
     name: Layout = "speculators"
 
-    def write(self, draft: Draft, unverified: bool) -> Written:
-        return write_speculators(draft, chosen_convention("speculators", draft.target.family, unverified))
+    def write(self, draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+        chosen = chosen_convention("speculators", draft.target.family, unverified, conventions)
+        return write_speculators(draft, chosen, conventions)
 
 
 WRITERS: Final[dict[str, Writer]] = {writer.name: writer for writer in (Eagle(), ModelOpt(), Speculators())}

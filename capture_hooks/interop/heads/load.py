@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...capture.anatomy import Anatomy
+from ...conventions import Conventions
 from ...errors import HeadError
 from ...heads.contract import DraftHead
 from ...heads.witness import warn
@@ -25,6 +26,7 @@ def load_foreign(
     unverified: bool,
     settings: Mapping[str, Any] | None,
     pickles: bool,
+    conventions: Conventions,
 ) -> DraftHead:
     """A head of another library for a target, in its own precision; see `load_head` for the arguments.
 
@@ -35,7 +37,12 @@ def load_foreign(
         HeadError: see `settle.settle`; or our head would compute something else.
     """
     draft = settle(
-        open_head(directory, pickles=pickles), Target.of_anatomy(anatomy), written_for, spec, unverified
+        open_head(directory, pickles=pickles),
+        Target.of_anatomy(anatomy),
+        written_for,
+        spec,
+        unverified,
+        conventions,
     )
     draft.spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
     if losses := (*draft.losses, *cannot_say(draft)):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...capture import find_anatomy
 from ...capture.anatomy import Anatomy
+from ...conventions import Conventions
 from ...errors import HeadError
 from ...heads.contract import DraftHead, HeadProvider
 from ...heads.readout import readout_of
@@ -98,6 +99,7 @@ def write_ours(
     directory: Path,
     record: Mapping[str, Any],
     overwrite: bool,
+    conventions: Conventions,
 ) -> SaveReport:
     """Write a head for SGLang, vLLM and the embedded engine; its tensors keep their bits.
 
@@ -108,6 +110,7 @@ def write_ours(
         directory: where to.
         record: what the file says of its making.
         overwrite: replace a head that is there.
+        conventions: what layer ids mean to each engine.
 
     Raises:
         HeadError: as `restore`, or as `save_head`.
@@ -129,6 +132,7 @@ def write_ours(
         anatomy=anatomy,
         witness=witness,
         overwrite=overwrite,
+        conventions=conventions,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..._version import __version__
-from ...conventions import Convention
+from ...conventions import Convention, Conventions
 from ...errors import ConventionError
 from ...heads.config import rope_spellings
 from ...heads.engines import VLLM_KEY, EngineStatement, sglang_ids, statements, vllm_ids
@@ -27,7 +27,13 @@ _ARCHITECTURE: Final = "LlamaForCausalLMEagle3"
 
 
 def write_plain(
-    draft: Draft, layout: str, prefix: str, nested: Convention, masks: bool, own: Mapping[str, Any]
+    draft: Draft,
+    layout: str,
+    prefix: str,
+    nested: Convention,
+    conventions: Conventions,
+    masks: bool,
+    own: Mapping[str, Any],
 ) -> Written:
     """A head with a plain config.
 
@@ -36,13 +42,14 @@ def write_plain(
         layout: the destination's name.
         prefix: what layer 0's tensors are called, ``midlayer`` or ``layers.0``.
         nested: the convention of ``eagle_config``'s ids.
+        conventions: what layer ids mean to each engine.
         masks: whether ``t2d`` is written beside ``d2t``.
         own: keys of ``eagle_config`` that the layout alone has.
     """
     homeless = [name for name in unknown_tensors(draft) if not _of_another_kind(name, draft)]
     losses = [f"{no_place(name, draft)}; vLLM refuses a file that holds it" for name in homeless]
     draft = without(draft, homeless)
-    found = engine_statements(draft)
+    found = engine_statements(draft, conventions)
     by_engine = {statement.engine: statement for statement in found}
     try:
         ids: Any = nested.from_points(draft.points, draft.target.n_layers)
@@ -140,12 +147,13 @@ def _of_another_kind(name: str, draft: Draft) -> bool:
     return quantised or name in ("mask_hidden", "fc.bias")
 
 
-def engine_statements(draft: Draft) -> tuple[EngineStatement, ...]:
+def engine_statements(draft: Draft, conventions: Conventions) -> tuple[EngineStatement, ...]:
     """What each engine would make of the head, from its points and norms."""
     fields = {**draft.fields, **flags_of(draft)}
     target = draft.target
     written = named(draft, "midlayer", masks=False, both_norms=True)
-    return statements(draft.points, target.n_layers, target.family, False, fields, written, __version__)
+    about = (draft.points, target.n_layers, target.family, False, fields, written, __version__)
+    return statements(*about, conventions)
 
 
 def flags_of(draft: Draft) -> dict[str, bool]:

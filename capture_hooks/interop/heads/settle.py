@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ...conventions import BUILTIN, Conventions
 from ...errors import HeadError
 from ...heads.consistency import check_section
 from ...heads.files import WEIGHTS, check_digest
@@ -37,6 +38,7 @@ def settle(
     written_for: str | None = None,
     spec: CaptureSpec | None = None,
     unverified: bool = False,
+    conventions: Conventions = BUILTIN,
 ) -> Draft:
     """The neutral form of a head.
 
@@ -46,6 +48,7 @@ def settle(
         written_for: see `inputs.inputs_of`, as for the next two.
         spec: the inputs, where the user knows them.
         unverified: take a convention that was only read.
+        conventions: what layer ids may mean.
 
     Raises:
         HeadError: the head is of another kind, contradicts itself or its target, or leaves something open.
@@ -54,13 +57,13 @@ def settle(
     where = str(raw.directory)
     _check_kind(raw, where)
     if raw.section is not None:
-        check_section(raw.config, raw.section, where)
+        check_section(raw.config, raw.section, where, conventions=conventions)
         check_digest(raw.directory / WEIGHTS, raw.section.weights_sha256)
     if target is None:
         if raw.section is None:
             raise HeadError(f"{where} does not say what its target is; name it (--target)")
         target = Target.of_fingerprint(raw.section.target)
-    spec, contradictions, notes = inputs_of(raw, target, written_for, spec, unverified)
+    spec, contradictions, notes = inputs_of(raw, target, written_for, spec, unverified, conventions)
     fields = fields_of(raw, target, where)
     tensors = raw.read()
     vocabulary = read_vocabulary(tensors, fields["draft_vocab_size"], target.vocab_size, where)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...conventions import Convention
+from ...conventions import Convention, Conventions
 from ...errors import ConventionError
 from ...heads.config import rope_spellings
 from . import keys
@@ -30,7 +30,7 @@ _VERSION: Final = "0.9.0"
 _KINDS: Final = ("llama",)
 
 
-def write_speculators(draft: Draft, convention: Convention) -> Written:
+def write_speculators(draft: Draft, convention: Convention, conventions: Conventions) -> Written:
     """A head in speculators' layout."""
     unknown = unknown_tensors(draft)
     losses = [no_place(name, draft) for name in unknown]
@@ -76,7 +76,8 @@ def write_speculators(draft: Draft, convention: Convention) -> Written:
     }
     if draft.eagle_extras:
         config["eagle_config"] = dict(draft.eagle_extras)
-    notes = [str(found) for found in engine_statements(draft) if found.engine == "vllm" and not found.right]
+    stated = engine_statements(draft, conventions)
+    notes = [str(found) for found in stated if found.engine == "vllm" and not found.right]
     notes += reader_notes(draft)
     if not config["speculators_config"]["verifier"]["name_or_path"]:
         notes.append("speculators_config.verifier names no model, which training on needs: give --target")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ....conventions import convention_for
+from ....conventions import Conventions, convention_for
 from ....errors import CaptureHooksError
 from ....spec import Point
 from ..behaviour import cite
@@ -32,7 +32,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
         if not _is_refusal(subject, key):
             yield from _one(key, ids)
     if _NESTED in subject.ids and _TOP in subject.ids and not _refused(subject):
-        yield from _both(subject.ids, subject.facts.target)
+        yield from _both(subject.ids, subject.facts.target, subject.known.conventions)
 
 
 def _one(key: str, ids: Any) -> Iterator[Finding]:
@@ -87,7 +87,7 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
         )
 
 
-def _both(ids: Mapping[str, Any], target: Target) -> Iterator[Finding]:
+def _both(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> Iterator[Finding]:
     """SGLang reads the nested list alone, vLLM the top-level one first: do they name the same states?"""
     told = f"{_NESTED} = {_short(ids[_NESTED])} and {_TOP} = {_short(ids[_TOP])}"
     if target.family is None or target.n_layers is None:
@@ -101,8 +101,8 @@ def _both(ids: Mapping[str, Any], target: Target) -> Iterator[Finding]:
         )
         return
     try:
-        nested = _points("sglang", _NESTED, ids, target.family, target.n_layers)
-        top = _points("vllm", _TOP, ids, target.family, target.n_layers)
+        nested = _points("sglang", _NESTED, ids, target.family, target.n_layers, conventions)
+        top = _points("vllm", _TOP, ids, target.family, target.n_layers, conventions)
         found = differences(nested, top, target.n_layers)
     except CaptureHooksError as error:
         yield Finding(
@@ -124,8 +124,11 @@ def _both(ids: Mapping[str, Any], target: Target) -> Iterator[Finding]:
         )
 
 
-def _points(library: str, key: str, ids: Mapping[str, Any], family: str, n_layers: int) -> tuple[Point, ...]:
-    return convention_for(library, family, key).to_points(whole_numbers(key, ids[key]), n_layers)
+def _points(
+    library: str, key: str, ids: Mapping[str, Any], family: str, n_layers: int, conventions: Conventions
+) -> tuple[Point, ...]:
+    chosen = convention_for(library, family, key, known=conventions)
+    return chosen.to_points(whole_numbers(key, ids[key]), n_layers)
 
 
 def _refused(subject: Subject) -> bool:

@@ -26,7 +26,8 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     if section is None:
         return
     try:
-        check_section(subject.config, section, str(subject.head.directory))
+        where = str(subject.head.directory)
+        check_section(subject.config, section, where, conventions=subject.known.conventions)
     except HeadError as error:
         yield Finding(
             check="own.section",

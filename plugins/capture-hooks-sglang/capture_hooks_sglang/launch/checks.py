@@ -12,6 +12,7 @@ from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads.config import CaptureSection
 from capture_hooks.heads.engines import SGLANG_KEY
 from capture_hooks.heads.files import read_config
+from capture_hooks.plugins import registry
 
 from ..serving.asked import Asked, what_is_asked
 from .command import plain
@@ -76,7 +77,9 @@ def _own_arithmetic(section: CaptureSection) -> list[str]:
     spec = section.capture_spec
     points = [spec.inputs[i] for i in section.order]
     try:
-        ids = engine_ids("sglang", points, target.n_layers, target.model_type, SGLANG_KEY).excluded
+        known = registry().conventions
+        told = engine_ids("sglang", points, target.n_layers, target.model_type, SGLANG_KEY, known)
+        ids = told.excluded
     except ConventionError:
         ids = None
     between = f"{target.model_type} adds something to the stream between layers"

@@ -16,6 +16,7 @@ from typing import Final
 from capture_hooks.engines.reports import Verify, verify_of
 from capture_hooks.errors import EngineError, HeadError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
+from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ def _head(draft: str | None) -> HeadDescription | None:
     if "capture" not in _config(Path(draft)):
         return None
     try:
-        return inspect_head(draft)
+        return inspect_head(draft, conventions=registry().conventions)
     except HeadError as error:
         # Ids edited by hand: stock SGLang would serve those; the section is served here, and proven.
         head = inspect_head(draft, ids=False)

@@ -11,6 +11,7 @@ from capture_hooks.engines.reports import verify_of
 from capture_hooks.errors import EngineError
 from capture_hooks.heads import HeadDescription, inspect_head
 from capture_hooks.heads.files import read_config
+from capture_hooks.plugins import registry
 
 from .command import plain
 
@@ -35,7 +36,7 @@ def check_head(head: Path, model: Path, environment: Mapping[str, str]) -> HeadD
             f"{head} has no capture section: nothing says what it was trained on, so there is nothing to "
             f"prove; train or save it with capture-hooks, or serve it unproven: {plain(head, model)}"
         )
-    described = inspect_head(head)
+    described = inspect_head(head, conventions=registry().conventions)
     statement = next((s for s in described.engines if s.engine == "vllm"), None)
     if statement is None:
         raise EngineError(f"the capture section of {head} does not speak for vLLM; save the head again")

@@ -12,6 +12,7 @@ from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.conventions import convention_for
 from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads.engines import VLLM_KEY
+from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
 
 #: In a plan's slots: the final norm of the last boundary.
@@ -84,7 +85,7 @@ def extraction(anatomy: Anatomy, spec: CaptureSpec, model_type: str, version: st
     found = {site.boundary for site in sites if site.boundary is not None}
     boundaries = sorted(found | {end} if normed else found)
     try:
-        meaning = convention_for("vllm", model_type, VLLM_KEY, version)
+        meaning = convention_for("vllm", model_type, VLLM_KEY, version, registry().conventions)
         ids = meaning.from_points([_point(k) for k in boundaries], end)
     except ConventionError as error:
         raise EngineError(f"vLLM cannot extract {spec}: {error}") from None

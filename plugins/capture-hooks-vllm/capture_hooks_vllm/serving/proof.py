@@ -16,6 +16,7 @@ from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads import Witness
 from capture_hooks.heads.engines import VLLM_KEY
 from capture_hooks.heads.fit import Verdict, WiringFit, fit_wiring
+from capture_hooks.plugins import registry
 from capture_hooks.spec import Point
 
 from .passes import Passes, every_boundary
@@ -111,10 +112,11 @@ def _meaning(model_type: str) -> Boundaries:
     """
     import vllm
 
+    known = registry().conventions
     try:
-        meaning = convention_for("vllm", model_type, VLLM_KEY, vllm.__version__)
+        meaning = convention_for("vllm", model_type, VLLM_KEY, vllm.__version__, known)
     except ConventionError:
-        meaning = convention_for("vllm", model_type, VLLM_KEY)
+        meaning = convention_for("vllm", model_type, VLLM_KEY, known=known)
     if not isinstance(meaning, Boundaries):
         raise EngineError(f"vLLM's states of {model_type} cannot be compared: {meaning.limits}")
     return meaning

@@ -108,7 +108,15 @@ def prepare(
     for part in (data, eval_data):
         if capture is not None and part is not None and not isinstance(part, Dump):
             capture.check(part)
-    head.calibrate(_sample(train, config, capture).to(next(anatomy.lm_head.parameters()).device))
+    sample = _sample(train, config, capture)
+    inputs, width = len(head.spec.inputs), anatomy.hidden_size
+    if sample.shape[1] != inputs * width:
+        raise TrainingError(
+            f"{head.spec} is {sample.shape[1]} columns a token; a head of {inputs} inputs learns "
+            f"from {inputs} x {width}, each as wide as the residual stream: leave out the points of another "
+            "width"
+        )
+    head.calibrate(sample.to(next(anatomy.lm_head.parameters()).device))
     ids = head.draft_token_ids.cpu()
     return Setup(
         anatomy=anatomy,

@@ -231,6 +231,13 @@ def test_a_draft_vocabulary_larger_than_the_targets(target):
     refused(TrainingError, "draft vocabulary of 10000 tokens is larger", target, work.examples(), config)
 
 
+@pytest.mark.parametrize(
+    "spec", ["out:lm_head", "post.0, out:lm_head", "in:model.layers.0.mlp.down_proj, post.1"]
+)
+def test_points_of_another_width(target, spec):
+    refused(TrainingError, "columns a token; a head of", target, work.examples(), work.config(spec=spec))
+
+
 def test_a_setting_the_head_does_not_have(target):
     config = work.config(head_config={"step_decy": 0.5})
     refused(TrainingError, "no setting 'step_decy'; did you mean step_decay", target, work.examples(), config)

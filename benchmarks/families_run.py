@@ -19,7 +19,7 @@ from torch import Tensor
 from capture_hooks.capture import bind
 from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.decoding import SpeculativeDecoder
-from capture_hooks.decoding.identity import compare
+from capture_hooks.decoding.evaluation import compare
 from capture_hooks.errors import CaptureHooksError
 from capture_hooks.heads.contract import DraftHead, StepSums, TrainBatch
 from capture_hooks.heads.drafting import Drafting, StepwiseDrafter

@@ -63,7 +63,8 @@ def generate(
     import torch
     from transformers import TextStreamer
 
-    from ..decoding import DecodeStats, chat_prompt, text_prompt
+    from ..decoding import chat_prompt, text_prompt
+    from ..decoding.stats import DecodeStats
 
     if tokenizer is None:
         raise ModelError(f"the model {model} has no tokenizer, so it can read no prompt")

@@ -8,23 +8,14 @@ if find_spec("transformers") is None:
     raise DecodingError("decoding needs transformers: pip install 'capture-hooks[train]'")
 
 from ..heads.drafting import TreeShape
-from .decoder import Generation, SpeculativeDecoder
-from .evaluation import EvalReport, evaluate
-from .identity import Divergence
-from .offline import OfflineAcceptance, offline_acceptance
+from .decoder import SpeculativeDecoder
+from .evaluation import evaluate, offline_acceptance
 from .packed import PackedLinears
 from .prompts import Prompt, chat_prompt, read_prompts, text_prompt
-from .stats import DecodeStats, Round
 
 __all__ = [
-    "DecodeStats",
-    "Divergence",
-    "EvalReport",
-    "Generation",
-    "OfflineAcceptance",
     "PackedLinears",
     "Prompt",
-    "Round",
     "SpeculativeDecoder",
     "TreeShape",
     "chat_prompt",

@@ -1,9 +1,10 @@
-"""The speculative decoder: prompt, then rounds of draft, verify, accept."""
+"""The speculative decoder: prompt, then rounds of draft, verify, accept; and which drafts are accepted."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,14 +14,12 @@ from torch import Tensor
 from ..capture import Anatomy, bind, find_anatomy
 from ..errors import DecodingError
 from ..heads.contract import DraftHead
-from ..heads.drafting import Drafting, TreeShape
-from . import probe
-from .fit import check_head, check_layers, check_length
+from ..heads.drafting import Drafting, Proposal, TreeShape
+from ..target import context_length
 from .packed import PackedLinears
 from .request import Request, collect, prepare, stop_at
-from .run import Run
 from .stats import DecodeStats, Round
-from .target import Target
+from .target import Target, require_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class SpeculativeDecoder:
         self.target = Target(model, capture, kernels if isinstance(kernels, PackedLinears) else None)
         check_head(head, capture.anatomy, self.target.state_width())
         if tree is not None:
-            probe.require_tree(self.target)
+            require_tree(self.target)
 
     @property
     def anatomy(self) -> Anatomy:
@@ -235,3 +234,240 @@ class SpeculativeDecoder:
         )
         stats = DecodeStats.of(rounds[1:], prefill_seconds=rounds[0].verify_seconds)
         return Generation(torch.cat([request.input_ids[0], tokens])[None], tokens, stats)
+
+
+class Run:
+    """One generation: the prompt's pass, then rounds of draft, verify, accept."""
+
+    def __init__(self, target: Target, head: DraftHead, drafting: Drafting, request: Request) -> None:
+        self._target = target
+        self._head = head
+        self._drafting = drafting
+        self._request = request
+        self._drafter = head.drafter(request.max_length, drafting)
+        self._ids: list[int] = request.input_ids[0].tolist()
+        # What the head has not been told yet: captured states, and the tokens after them.
+        self._pending: tuple[list[Tensor], list[int]] = ([], [])
+        self.finished = False
+
+    @torch.inference_mode()
+    def prompt(self) -> Round:
+        """Prefill; gives the first token."""
+        start = time.perf_counter()
+        ids = self._request.input_ids.to(self._target.device)
+        self._target.start(self._request.max_length, self._request.inputs)
+        logits, states = self._target.prefill(ids)
+        choice = self._request.choice
+        token = int(choice.pick(choice.scores(logits, [ids]), self._drafting.generator)[0])
+        self._pending = ([states], [*self._ids[1:], token])
+        tokens = self._append([token])
+        return Round(tokens, 0, 0, 0, verify_seconds=time.perf_counter() - start)
+
+    @torch.inference_mode()
+    def round(self) -> Round:
+        """Draft, verify, accept."""
+        start = time.perf_counter()
+        proposal = self._propose()
+        drafted = time.perf_counter()
+        logits, states = self._target.verify(self._ids[-1], proposal)
+        accepted, last = self._accept(proposal, logits)
+        verified = time.perf_counter()
+        self._target.commit(proposal, accepted)
+        gained = [proposal.tokens[node - 1] for node in accepted] + [last]
+        rows = states if proposal.is_chain else states[torch.tensor([0, *accepted], device=states.device)]
+        self._pending[0].append(rows[: len(gained)])
+        self._pending[1].extend(gained)
+        tokens = self._append(gained)
+        depth = max(proposal.depths())
+        end = time.perf_counter()
+        return Round(
+            tokens,
+            len(proposal.tokens),
+            depth,
+            len(accepted),
+            drafted - start,
+            verified - drafted,
+            end - verified,
+        )
+
+    def _propose(self) -> Proposal:
+        depth = self._request.max_length - len(self._ids) - 1  # a round gains one token more than it drafts
+        shape = self._drafting.tree
+        depth = self._target.room(min(depth, self._drafting.depth), None if shape is None else shape.size)
+        if depth < 1:
+            return Proposal((), ())
+        # Rows are handed over only when they are needed: the last round's never are.
+        states, following = torch.cat(self._pending[0]), self._pending[1]
+        self._pending = ([], [])
+        # The states lie where the target's last layer is; the head may live elsewhere.
+        device = self._head.draft_token_ids.device
+        self._drafter.accept(states.to(device), torch.tensor(following, device=device))
+        proposal = self._drafter.propose(depth)
+        if len(proposal.tokens) > self._drafting.size or max(proposal.depths()) > depth:
+            raise DecodingError(
+                f"the head {self._head.name!r} proposed {len(proposal.tokens)} tokens on paths of up to "
+                f"{max(proposal.depths())}, and was asked for {self._drafting.size} on paths of up to {depth}"
+            )
+        return proposal
+
+    def _accept(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], int]:
+        choice, generator = self._request.choice, self._drafting.generator
+        prefixes: list[Tensor] = []
+        if choice.needs_prefixes:
+            for node in range(len(proposal.tokens) + 1):
+                path = [proposal.tokens[n - 1] for n in proposal.path(node)]
+                prefixes.append(torch.tensor([self._ids + path], device=logits.device))
+        scores = choice.scores(logits, prefixes)
+        if proposal.probabilities is None:
+            return walk(proposal, choice.pick(scores, generator).tolist())
+        vocabulary = self._head.draft_token_ids.to(logits.device)
+        return reject(proposal, choice.probabilities(scores), vocabulary, generator)
+
+    def _append(self, gained: list[int]) -> tuple[int, ...]:
+        """Add tokens up to the first one that ends the answer."""
+        request = self._request
+        kept: list[int] = []
+        for token in gained:
+            self._ids.append(token)
+            kept.append(token)
+            if token in request.eos or len(self._ids) >= request.max_length or self._stopped():
+                self.finished = True
+                break
+        return tuple(kept)
+
+    def _stopped(self) -> bool:
+        request = self._request
+        return bool(request.criteria) and request.stopped(
+            torch.tensor([self._ids], device=self._target.device)
+        )
+
+
+def check_layers(head: DraftHead, anatomy: Anatomy) -> None:
+    """Make sure that the head was made for a target of this depth.
+
+    Raises:
+        DecodingError: with both numbers of layers.
+    """
+    if head.target_layers != anatomy.n_layers:
+        raise DecodingError(
+            f"the head was made for a target of {head.target_layers} layers, "
+            f"this model has {anatomy.n_layers}"
+        )
+
+
+def check_head(head: DraftHead, anatomy: Anatomy, width: int) -> None:
+    """Show the head one row of ``width`` captured values and the target's last token id.
+
+    Raises:
+        DecodingError: naming what of head and target disagrees.
+    """
+    ids = head.draft_token_ids
+    if int(ids.max()) >= anatomy.vocab_size:
+        raise DecodingError(
+            f"the head drafts token id {int(ids.max())}, outside this target's vocabulary of "
+            f"{anatomy.vocab_size}"
+        )
+    weight = anatomy.embedding.weight
+    assert isinstance(weight, torch.Tensor)
+    generator = torch.Generator(device=ids.device)  # its own: nobody's random numbers move
+    drafting = Drafting(1, warp=_first, generator=generator)
+    with torch.inference_mode():
+        states = torch.zeros(1, width, dtype=weight.dtype, device=ids.device)
+        last = torch.tensor([anatomy.vocab_size - 1], device=ids.device)
+        try:
+            drafter = head.drafter(1, drafting)
+            drafter.accept(states, last)
+            drawn_from = drafter.propose(1).probabilities
+        except (RuntimeError, IndexError) as error:
+            raise DecodingError(
+                f"the head cannot take this target's states ({len(head.spec)} points, {width} values a row, "
+                f"{anatomy.hidden_size} wide) and token ids up to {anatomy.vocab_size - 1}: {error}"
+            ) from error
+    if drawn_from is not None and drawn_from.shape[-1] != len(ids):
+        raise DecodingError(
+            f"the head gives {drawn_from.shape[-1]} logits a row but names {len(ids)} draft tokens"
+        )
+
+
+def _first(logits: torch.Tensor) -> torch.Tensor:
+    """All probability on the first draft token."""
+    return torch.zeros_like(logits).index_fill_(-1, torch.tensor(0, device=logits.device), 1.0)
+
+
+def check_length(request: Request, anatomy: Anatomy) -> None:
+    """Make sure that prompt and answer fit the target's context.
+
+    Raises:
+        DecodingError: with both lengths.
+    """
+    context = context_length(anatomy.model)
+    prompt, longest = request.input_ids.shape[1], request.max_length
+    if longest <= prompt:
+        raise DecodingError(f"max_length {longest} leaves no room after a prompt of {prompt} tokens")
+    if context is not None and longest > context:
+        advice = (
+            "shorten the prompt" if prompt >= context else f"ask for at most {context - prompt} new tokens"
+        )
+        raise DecodingError(
+            f"a prompt of {prompt} tokens and up to {longest - prompt} new ones exceed the target's context "
+            f"of {context}: {advice}"
+        )
+
+
+def walk(proposal: Proposal, choices: Sequence[int]) -> tuple[list[int], int]:
+    """Follow the target's choices through a deterministic draft.
+
+    It needs no rejection test: at every node the token is drawn that the target would emit (arg-max, or one
+    sample of its distribution), and one goes on while it is among the drafted children.  For a point-mass
+    draft this is the same law as accepting x with probability p(x) and else sampling from p without x
+    (arXiv 2211.17192 with q a point mass; several children: arXiv 2305.09781).
+
+    Args:
+        proposal: the drafted tree.
+        choices: the target's token after each of nodes 0..M.
+
+    Returns:
+        Accepted nodes from the root down, and the token the target adds after them.
+    """
+    children = {
+        (parent, token): node
+        for node, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents, strict=True), start=1)
+    }
+    accepted: list[int] = []
+    node = 0
+    while (child := children.get((node, choices[node]))) is not None:
+        accepted.append(child)
+        node = child
+    return accepted, choices[node]
+
+
+def reject(
+    proposal: Proposal, target: Tensor, draft_ids: Tensor, generator: torch.Generator | None = None
+) -> tuple[list[int], int]:
+    """The rejection rule of arXiv 2211.17192 for a sampled chain, with its full distributions.
+
+    Args:
+        proposal: a chain with ``probabilities`` [M, D].
+        target: the target's distributions [M+1, V] after nodes 0..M.
+        draft_ids: [D] target ids of the draft vocabulary.
+        generator: source of randomness.
+
+    Returns:
+        As `walk`.
+    """
+    assert proposal.probabilities is not None
+    drawn_from = proposal.probabilities.to(target)
+    uniform = torch.rand(len(proposal.tokens), generator=generator, device=target.device)
+    for at, token in enumerate(proposal.tokens):
+        # q is laid out over the full vocabulary: outside the draft vocabulary it is zero.
+        q = torch.zeros_like(target[at]).index_copy_(0, draft_ids, drawn_from[at])
+        p = target[at]
+        if uniform[at] * q[token] < p[token]:
+            continue
+        residual = (p - q).clamp_(min=0)
+        total = residual.sum()
+        # Only rounding can leave nothing: p == q everywhere, where a rejection has probability zero.
+        weights = residual if total > 0 else p
+        return list(range(1, at + 1)), int(torch.multinomial(weights, 1, generator=generator).item())
+    bonus = torch.multinomial(target[len(proposal.tokens)], 1, generator=generator)
+    return list(range(1, len(proposal.tokens) + 1)), int(bonus.item())

@@ -1,4 +1,4 @@
-"""What a head is worth: acceptance, speed against `model.generate` in the same run, and identity."""
+"""What a head is worth: acceptance, speed against `model.generate` in the same run, and the same answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..store.forward import placed
+from ..capture import Anatomy, bind
+from ..errors import DataError
+from ..heads.contract import DraftHead, TrainBatch
+from ..heads.drafting import Proposal
+from ..store.data import Media
+from ..store.forward import placed, run_with_images
 from .decoder import SpeculativeDecoder
-from .identity import Divergence, compare
-from .offline import OfflineAcceptance, offline_acceptance
 from .prompts import Prompt
 from .stats import DecodeStats
+from .target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +279,206 @@ def _number(value: float) -> float | None:
 
 def _shares(values: Sequence[float]) -> str:
     return " ".join(f"{value:.2f}" for value in values) or "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first place where two greedy answers part.
+
+    Attributes:
+        source: which prompt.
+        position: index in the answer.
+        ours, reference: the two tokens (None: that answer ended here).
+        gap: the target's best logit minus its second best, one row at a time.
+        noise: largest change of any logit there between one row and several rows in a pass.
+    """
+
+    source: str
+    position: int
+    ours: int | None
+    reference: int | None
+    gap: float
+    noise: float
+
+    @property
+    def excused(self) -> bool:
+        """Whether the gap lies below the target's own noise."""
+        return self.gap < self.noise
+
+    def __str__(self) -> str:
+        verdict = "below" if self.excused else "ABOVE"
+        return (
+            f"token {self.position + 1}: {self.ours} instead of {self.reference}; the target's top-two gap "
+            f"{self.gap:.2g} is {verdict} its own noise {self.noise:.2g}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "source": self.source,
+            "position": self.position,
+            "ours": self.ours,
+            "reference": self.reference,
+            "gap": self.gap,
+            "noise": self.noise,
+            "excused": self.excused,
+        }
+
+
+def compare(
+    target: Target,
+    prompt: Tensor,
+    ours: Tensor,
+    reference: Tensor,
+    rows: int,
+    source: str = "",
+    *,
+    inputs: Mapping[str, Any] | None = None,
+) -> Divergence | None:
+    """None where two greedy answers are the same, else where they part, and whether rounding may explain it.
+
+    A pass over several tokens uses other kernels than a pass over one, so two nearly equal logits may change
+    places.  The excuse is granted only where the target's own numbers give it: the gap between its two best
+    logits at the first differing token must be smaller than the difference that the number of rows in the
+    pass makes to its logits at that very place.
+
+    Args:
+        target: the decoder's target; its sequence is replaced.
+        prompt: [N] token ids.
+        ours: answer [T].
+        reference: the target's own answer [U].
+        rows: most rows of a verification pass.
+        source: the prompt's name in the result.
+        inputs: `Request.inputs` of a prompt with images; the others are run as text.
+    """
+    a, b = ours.tolist(), reference.tolist()
+    if a == b:
+        return None
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    # The pass over images cannot be divided: what is run in several ways comes after it.
+    shown = prompt.tolist() if inputs else []
+    context = [] if inputs else prompt.tolist()
+    context += b[:at]
+    single = _logits(target, shown, context, 1, inputs)
+    best = single.topk(2).values
+    most = target.anatomy.lengths.most_rows
+    # More rows in a pass than the target computes alike would show more than rounding.
+    length = len(shown) + len(context)
+    counts = (n for n in range(2, rows + 1) if n <= (most(max(length - n, 0)) or n))
+    others = (_logits(target, shown, context, n, inputs) for n in counts)
+    noise = max((float((other - single).abs().max()) for other in others), default=0.0)
+    return Divergence(
+        source,
+        at,
+        a[at] if at < len(a) else None,
+        b[at] if at < len(b) else None,
+        float(best[0] - best[1]),
+        noise,
+    )
+
+
+@torch.inference_mode()
+def _logits(
+    target: Target, shown: list[int], context: list[int], rows: int, inputs: Mapping[str, Any] | None
+) -> Tensor:
+    """[V] logits after ``shown + context``, the last ``rows`` tokens in one pass over a cache of the others.
+
+    ``shown`` is run in a pass of its own with ``inputs``; at most what follows it is in the last one.
+    """
+    rows = min(rows, len(context) if shown else len(context) - 1)
+    target.start(len(shown) + len(context), inputs)
+    before, last = context[: len(context) - rows], context[len(context) - rows :]
+    for tokens in (shown, before, last):
+        if not tokens:
+            continue
+        if target.length == 0:
+            logits, _ = target.prefill(torch.tensor([tokens], device=target.device))
+        else:
+            root, *rest = tokens
+            chain = Proposal.chain(rest)
+            logits, _ = target.verify(root, chain)
+            if tokens is not last:
+                target.commit(chain, range(1, len(tokens)))
+    return logits[-1].float()
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineAcceptance:
+    """Counts over teacher-forced rows, position by position.
+
+    At position i the head has been fed its own outputs i times but the data's tokens throughout, so
+    the figure is conditional on the positions before it as far as tokens go.
+    """
+
+    hits: tuple[float, ...]
+    rows: tuple[float, ...]
+
+    @property
+    def acceptance(self) -> tuple[float, ...]:
+        """Share of rows whose draft arg-max is the target's greedy token."""
+        return tuple(h / r if r else float("nan") for h, r in zip(self.hits, self.rows, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        acceptance = [h / r if r else None for h, r in zip(self.hits, self.rows, strict=True)]
+        return {"acceptance": acceptance, "rows": list(self.rows)}
+
+
+def offline_acceptance(
+    model: nn.Module,
+    head: DraftHead,
+    sequences: Sequence[tuple[Tensor, Tensor]],
+    *,
+    media: Sequence[Media | None] | None = None,
+    anatomy: Anatomy | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> OfflineAcceptance:
+    """Run target and head over answered conversations.
+
+    Args:
+        model: the target.
+        head: its head; asked in eval mode, left in the mode it was in.
+        sequences: token ids [T] and loss masks [T] (bool, the answers' tokens).
+        media: the images of each sequence.
+        anatomy: the target's parts, if known.
+        on_progress: called with the number of sequences done.
+
+    Raises:
+        DataError: when there is no sequence.
+    """
+    if not sequences:
+        raise DataError("offline acceptance needs answered conversations, and there is none")
+    capture = bind(model, head.spec, target=True, anatomy=anatomy)
+    device: Any = capture.anatomy.embedding.weight.device
+    was_training = head.training
+    head.eval()
+    hits = rows = None
+    try:
+        with torch.no_grad():
+            for done, (ids, mask) in enumerate(sequences, start=1):
+                capture.anatomy.lengths.forget()
+                shown = media[done - 1] if media is not None else None
+                with capture:
+                    if shown is not None:
+                        run_with_images(model, shown.inputs(), device)
+                    else:
+                        capture.run(input_ids=ids[None].to(device), stop=True)
+                states = capture.states
+                sums = head(
+                    TrainBatch(
+                        states=states.packed,
+                        target=states.target,
+                        token_ids=ids.to(device),
+                        loss_mask=mask.to(device),
+                        starts=torch.tensor([0, len(ids)], device=device),
+                    )
+                )
+                hits = sums.hits if hits is None else hits + sums.hits
+                rows = sums.rows if rows is None else rows + sums.rows
+                if on_progress is not None:
+                    on_progress(done)
+    finally:
+        head.train(was_training)
+    assert hits is not None
+    assert rows is not None
+    return OfflineAcceptance(tuple(hits.tolist()), tuple(rows.tolist()))

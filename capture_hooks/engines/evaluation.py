@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..decoding.evaluation import EvalReport, Timing
-from ..decoding.identity import Divergence
+from ..decoding.evaluation import Divergence, EvalReport, Timing
 from ..decoding.prompts import Prompt
 from ..decoding.stats import DecodeStats
 from ..errors import DataError

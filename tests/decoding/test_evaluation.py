@@ -13,16 +13,9 @@ from typer.testing import CliRunner
 
 from capture_hooks.capture import bind
 from capture_hooks.cli.app import build
-from capture_hooks.decoding import (
-    DecodeStats,
-    Prompt,
-    Round,
-    SpeculativeDecoder,
-    evaluate,
-    offline_acceptance,
-    read_prompts,
-)
-from capture_hooks.decoding.identity import compare
+from capture_hooks.decoding import Prompt, SpeculativeDecoder, evaluate, offline_acceptance, read_prompts
+from capture_hooks.decoding.evaluation import compare
+from capture_hooks.decoding.stats import DecodeStats, Round
 from capture_hooks.decoding.target import Target
 from capture_hooks.errors import DataError, DecodingError, ModelError
 from capture_hooks.heads import make_witness, save_head

@@ -7,7 +7,7 @@ import torch
 
 from capture_hooks.capture import bind
 from capture_hooks.decoding import SpeculativeDecoder, TreeShape, evaluate, read_prompts
-from capture_hooks.decoding.identity import compare
+from capture_hooks.decoding.evaluation import compare
 from capture_hooks.heads.contract import TrainBatch
 from capture_hooks.testing import tiny, tiny_vision
 

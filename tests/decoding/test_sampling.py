@@ -11,7 +11,7 @@ from block_head import make_block_head
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.decoding import SpeculativeDecoder, TreeShape
-from capture_hooks.decoding.acceptance import reject
+from capture_hooks.decoding.decoder import reject
 from capture_hooks.heads.drafting import Proposal
 from capture_hooks.testing import tiny
 

@@ -1,11 +1,9 @@
 """The target answers a data set again: prompts as a server is sent them, its answers in the data's form."""
 
-from .cost import Cost
 from .embedded import EmbeddedGeneration
-from .identity import model_digest
 from .journal import begun_at
-from .regeneration import Regenerated, Regeneration, Survey
-from .sampling import describe, sampling_of
+from .provenance import describe, model_digest, sampling_of
+from .regeneration import Cost, Regenerated, Regeneration, Survey
 
 __all__ = [
     "Cost",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,11 +20,9 @@ from ...io import check_regular, digest_of, refused, replacing
 from ...store.data import BadRowPolicy, Row, RowEncoder, RowError, TemplateSettings, read_rows
 from ...store.data.forms import form_of
 from ...store.data.summary import BadRowCounter, BadRows
-from ..contract import GeneratingEngine, Sampling
-from .cost import Cost, measured
+from ..contract import Asked, Dialogue, Generated, GeneratingEngine, Sampling
 from .dialogues import Answering, AnsweringConversation, AnsweringIds, Asking, Left, Unfinished, answering
 from .journal import Journal, Record, check_same, journal, partial
-from .lines import Gzipped, line_of
 from .messages import FITS, Answers
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ MANIFEST: Final = ".manifest.json"
 ENDINGS: Final = (".jsonl", ".jsonl.gz")
 #: Rows from which the length of an answer is estimated.
 _SAMPLE: Final = 256
+#: Tokens of a trial's answers.
+_TRIAL: Final = 24
 
 
 @dataclass(slots=True)
@@ -389,3 +392,112 @@ class Regeneration:
 def _add(total: Left, more: Left) -> None:
     for name, count in asdict(more).items():
         setattr(total, name, getattr(total, name) + count)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the answers that are left will take.
+
+    Attributes:
+        answers: to write.
+        seconds: where they are as long as those in the data; None where it has none.
+        tokens: which are so many tokens on average.
+        most_seconds: where each has as many as it may.
+        tokens_per_second: new ones.
+    """
+
+    answers: int
+    seconds: float | None
+    tokens: float | None
+    most_seconds: float
+    tokens_per_second: float
+
+
+def measured(
+    engine: GeneratingEngine, asked: Sequence[Asked], answers: int, tokens: float | None, most: int
+) -> Cost:
+    """Answer a few prompts for a moment.
+
+    Args:
+        engine: on the target.
+        asked: as many prompts as it answers at a time, or all there are.
+        answers: to write.
+        tokens: of an answer in the data, None where it has none.
+        most: tokens of an answer.
+
+    Raises:
+        EngineError: the engine does not answer.
+    """
+    if not asked:  # no prompt leaves room for an answer
+        return Cost(answers, 0.0, tokens, 0.0, 0.0)
+    _trial(engine, asked, 2)  # first calls allocate and compile
+    first, _ = _trial(engine, asked, 1)
+    seconds, came = _trial(engine, asked, _TRIAL)
+    # Where some end early, the others decide how long it takes.
+    step = max(seconds - first, 1e-9) / max(1, -(-came // len(asked)) - 1)
+    rounds = max(1.0, answers / len(asked))
+
+    def seconds_of(length: float) -> float:
+        return rounds * (first + (length - 1) * step)
+
+    return Cost(
+        answers=answers,
+        seconds=None if tokens is None else seconds_of(tokens),
+        tokens=tokens,
+        most_seconds=seconds_of(most),
+        tokens_per_second=rounds * len(asked) * most / seconds_of(most),
+    )
+
+
+class _Once:
+    """One prompt that is asked and not followed by another."""
+
+    finished = False
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked: Asked | None = asked
+
+    def asks(self) -> Asked | None:
+        asked, self._asked = self._asked, None
+        return asked
+
+
+def _trial(engine: GeneratingEngine, asked: Sequence[Asked], tokens: int) -> tuple[float, int]:
+    """Seconds for so many new tokens of each prompt, and how many came of all."""
+    once: list[Dialogue] = [
+        _Once(Asked(one.prompt, min(tokens, one.max_new_tokens), one.seed)) for one in asked
+    ]
+    came = 0
+    started = time.perf_counter()
+    for group in engine.answers(once):
+        came += sum(len(answer.token_ids) for _, answer in group if isinstance(answer, Generated))
+    return time.perf_counter() - started, came
+
+
+class Gzipped(gzip.GzipFile):
+    """Without a time in its header: the same lines give the same bytes."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(fileobj=file, mode="wb", mtime=0, filename="")
+
+
+def line_of(fields: Mapping[str, Any], dropped: Counter[str]) -> bytes:
+    """One row as JSON; columns that JSON cannot hold are counted and left out."""
+    kept = {}
+    for name, value in fields.items():
+        try:
+            json.dumps(value, default=_dated)
+        except (TypeError, ValueError):
+            dropped[str(name)] += 1
+            continue
+        kept[name] = value
+    try:
+        return json.dumps(kept, ensure_ascii=False, default=_dated).encode() + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair in a column of its own
+        return json.dumps(kept, default=_dated).encode() + b"\n"
+
+
+def _dated(value: Any) -> str:
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError

@@ -1,13 +1,14 @@
-"""How the target chooses tokens where nobody says otherwise: what its ``generation_config`` says."""
+"""What answers come from: how the target chooses tokens (its ``generation_config``), and its files."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ...errors import DecodingError, ModelError
-from ...target import load_config, locate
+from ...target import load_config, load_whole_config, locate
 from ..contract import LEAST_TEMPERATURE, Sampling
 
 #: Of a generation config: what every engine does alike, and what concerns no choice of a token.
@@ -17,6 +18,8 @@ _OTHER: Final = (
     *("transformers_version", "use_cache", "cache_implementation", "decoder_start_token_id"),
     *("_from_model_config", "return_dict_in_generate", "output_attentions", "output_hidden_states"),
 )
+#: Bytes read at both ends of a file.
+_ENDS: Final = 1 << 16
 
 
 def sampling_of(
@@ -120,3 +123,32 @@ def _check(sampling: Sampling) -> None:
             raise DecodingError(f"{name} {value} is not between {low:g} and {high:g}")
     if not sampling.repetition_penalty > 0:
         raise DecodingError(f"repetition_penalty {sampling.repetition_penalty} is not above 0")
+
+
+def model_digest(model: str) -> str:
+    """SHA-256 of a checkpoint's files, an adapter's too: of their names, sizes and ends.
+
+    For a name on the hub, of its configuration, which says its revision.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    config = load_whole_config(model)
+    location = locate(model)
+    digest = hashlib.sha256()
+    for place in (location.base, location.adapter):
+        if place is None:
+            continue
+        if not Path(place).is_dir():
+            digest.update(
+                f"{place} {getattr(config, '_commit_hash', None)} {config.to_json_string()}".encode()
+            )
+            continue
+        for path in sorted(file for file in Path(place).iterdir() if file.is_file()):
+            size = path.stat().st_size
+            digest.update(f"{path.name} {size}\n".encode())
+            with path.open("rb") as file:
+                digest.update(file.read(_ENDS))
+                file.seek(max(0, size - _ENDS))
+                digest.update(file.read(_ENDS))
+    return digest.hexdigest()

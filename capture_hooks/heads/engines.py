@@ -7,7 +7,7 @@ because leaving them out makes it fall back to its default layers without a word
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,15 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..conventions import BUILTIN, Conventions, engine_ids
+from ..conventions.facts import LIMITS, SPOKEN_FOR
+from ..conventions.readers import NESTED, TOP
 from ..spec import Point
 
-SGLANG_KEY: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
-VLLM_KEY: Final = "eagle_aux_hidden_state_layer_ids"
-#: The architecture whose reading by the engines the statements are about.
-EAGLE3: Final = "LlamaForCausalLMEagle3"
+SGLANG_KEY: Final = NESTED
+VLLM_KEY: Final = TOP
 _CANNOT: Final = "cannot serve this head"
-#: Versions whose draft class does what is said of it below, where ids have meant the same for longer.
-_DRAFT_CLASS: Final = {"sglang": "0.5.23", "vllm": "0.32.0 to 0.33.0"}
 
 
 class EngineStatement(BaseModel):
@@ -63,14 +61,18 @@ def statements(
     conventions: Conventions = BUILTIN,
 ) -> tuple[EngineStatement, ...]:
     """State for each engine whether it is right, from the points in file order and the head's own fields."""
-    sglang = _sglang_limits(len(points), fields, tensors)
-    vllm = _vllm_limits(fields, tensors)
-    served = _served("sglang", SGLANG_KEY, points, n_layers, model_type, split, sglang, conventions)
+    needs = {
+        engine: _needed(engine, len(points), fields, tensors) for engine in ("sglang", "vllm", "specforge")
+    }
+    sglang, vllm = (
+        _served(engine, key, points, n_layers, model_type, split, needs[engine], conventions)
+        for engine, key in (("sglang", SGLANG_KEY), ("vllm", VLLM_KEY))
+    )
     return (
         EngineStatement(engine="embedded", versions=f"capture-hooks {version}"),
-        served,
-        _served("vllm", VLLM_KEY, points, n_layers, model_type, split, vllm, conventions),
-        _read_by_specforge(served, points, fields),
+        sglang,
+        vllm,
+        _trained_on("specforge", sglang, needs["specforge"]),
     )
 
 
@@ -111,13 +113,10 @@ def _served(
     told = engine_ids(engine, points, n_layers, model_type, key, conventions)
     excluded = ([told.excluded] if told.excluded else []) + limits
     if split:
-        excluded.append(
-            f"{model_type} adds something to the stream between layers, "
-            f"where {engine}'s ids do not say on which side"
-        )
+        excluded.append(between_layers(engine, model_type))
     return EngineStatement(
         engine=engine,
-        versions=_DRAFT_CLASS.get(engine, told.convention.versions),
+        versions=SPOKEN_FOR[engine],
         convention=told.convention.name,
         key=key,
         ids=None if excluded else told.ids,
@@ -125,25 +124,20 @@ def _served(
     )
 
 
-def _read_by_specforge(
-    sglang: EngineStatement, points: Sequence[Point], fields: Mapping[str, Any]
-) -> EngineStatement:
-    """SpecForge 0.2.0 trains on: it captures through SGLang, by the same key.
+def between_layers(engine: str, model_type: str) -> str:
+    """Why no ids name a state on one side of what a model adds between two layers."""
+    return (
+        f"{model_type} adds something to the stream between layers, "
+        f"where {engine}'s ids do not say on which side"
+    )
 
-    What its ``specforge/modeling/draft/llama3_eagle.py`` and ``algorithms/model_providers.py`` do not do.
-    """
-    excluded = [f"it captures through SGLang, where {why}" for why in sglang.excluded]
-    if len(points) != 3:
-        excluded.append(f"it takes exactly three inputs, not {len(points)}")
-    if fields.get("num_hidden_layers", 1) != 1:
-        excluded.append("its draft has one layer")
-    if fields.get("norm_before_fc"):
-        excluded.append("it has no norm over the whole input")
-    if fields.get("norm_output"):
-        excluded.append("it feeds back the un-normed output")
+
+def _trained_on(engine: str, sglang: EngineStatement, limits: list[str]) -> EngineStatement:
+    """A trainer that captures through SGLang, by the same key."""
+    excluded = [f"it captures through SGLang, where {why}" for why in sglang.excluded] + limits
     return EngineStatement(
-        engine="specforge",
-        versions="0.2.0",
+        engine=engine,
+        versions=SPOKEN_FOR[engine],
         convention=sglang.convention,
         key=sglang.key,
         ids=None if excluded else sglang.ids,
@@ -151,44 +145,40 @@ def _read_by_specforge(
     )
 
 
-def _sglang_limits(inputs: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
-    """What ``sglang/srt/models/llama_eagle3.py`` (0.5.23) does not do."""
-    found = []
-    if fields.get("norm_before_residual"):
-        found.append("it ignores norm_before_residual and adds the un-normed state")
+def _needed(engine: str, inputs: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+    """What a head needs and the engine's draft class does not compute, a sentence each."""
+    return [
+        limit.excluded.format(inputs=inputs)
+        for limit in LIMITS
+        if limit.engine == engine and _RULES[limit.rule](limit.name, inputs, fields, tensors)
+    ]
+
+
+def later_layers_without(norm: str, tensors: Collection[str]) -> list[int]:
+    """Draft layers after the first that carry no ``norm`` (an engine would keep it at ones), ascending."""
+    numbers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    later = sorted(int(number) for number in numbers if number.isdecimal() and int(number) > 0)
+    return [layer for layer in later if f"layers.{layer}.{norm}.weight" not in tensors]
+
+
+def _skips_fc(name: str, inputs: int, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
     fc = tensors.get("fc.weight")
-    if (
-        inputs == 1
-        and fc is not None
-        and not torch.equal(fc, torch.eye(*fc.shape, dtype=fc.dtype, device=fc.device))
-    ):
-        found.append("it skips fc and every norm before it when the captured width equals the embedding's")
-    if _without_norm(tensors, "hidden_norm"):
-        found.append(
-            "it norms the input of draft layers after the first with hidden_norm, not input_layernorm"
-        )
-    if fields.get("attention_bias") or fields.get("mlp_bias"):
-        found.append("it drops attention and MLP biases")
-    if "fc.bias" in tensors:
-        found.append("its fc has a bias only together with an attention output bias")
-    if "embed_tokens.weight" in tensors:
-        found.append("it replaces the head's own embedding by the target's")
-    return found
+    if inputs != 1 or fc is None:
+        return False
+    return not torch.equal(fc, torch.eye(*fc.shape, dtype=fc.dtype, device=fc.device))
 
 
-def _vllm_limits(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
-    """What ``vllm/model_executor/models/llama_eagle3.py`` (0.33.0) does not do."""
-    found = []
-    if _without_norm(tensors, "input_layernorm"):
-        found.append(
-            "it norms the input of draft layers after the first with input_layernorm, not hidden_norm"
-        )
-    if "fc.bias" in tensors:
-        found.append("its fc has no bias")
-    return found
-
-
-def _without_norm(tensors: Mapping[str, Tensor], norm: str) -> bool:
-    """Whether a draft layer after the first carries no ``norm`` (the engine would keep it at ones)."""
-    later = {name.split(".")[1] for name in tensors if name.startswith("layers.") and name[7:9] != "0."}
-    return any(f"layers.{layer}.{norm}.weight" not in tensors for layer in later)
+#: When a head needs what an engine does not compute, by the rule of its row in ``facts.toml``: from the name
+#: that the row is about, the number of inputs, the head's fields and its tensors.
+_RULES: Final[Mapping[str, Callable[[str, int, Mapping[str, Any], Mapping[str, Tensor]], bool]]] = {
+    "flag": lambda name, inputs, fields, tensors: bool(fields.get(name)),
+    "one_input": _skips_fc,
+    "later_norm": lambda name, inputs, fields, tensors: bool(later_layers_without(name, tensors)),
+    "layer_bias": lambda name, inputs, fields, tensors: bool(
+        fields.get("attention_bias") or fields.get("mlp_bias")
+    ),
+    "fc_bias": lambda name, inputs, fields, tensors: "fc.bias" in tensors,
+    "embedding": lambda name, inputs, fields, tensors: "embed_tokens.weight" in tensors,
+    "inputs": lambda name, inputs, fields, tensors: inputs != 3,
+    "layers": lambda name, inputs, fields, tensors: fields.get("num_hidden_layers", 1) != 1,
+}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from capture_hooks.interop.explain.behaviour import (
+from capture_hooks.conventions.facts import (
     ARCHITECTURES,
     FLAGS,
     MTP_TYPES,

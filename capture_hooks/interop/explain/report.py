@@ -6,11 +6,12 @@ head computes there what it was trained to compute.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...conventions.contract import Rank
+from ...conventions.facts import Draft, Limit
 from ...errors import HeadError
 
 #: Version of the JSON form; a reader refuses versions it does not know.
@@ -86,6 +87,28 @@ class Finding(_Frozen):
     why: str = Field(description="empty where the fact is all")
     do: str = Field(description="what helps; empty where nothing is needed")
     source: str | None = Field(default=None, description="library, version, file and line")
+
+    @classmethod
+    def of_limit(
+        cls, limit: Limit, draft: Draft = "llama", engines: tuple[str, ...] = (), **values: object
+    ) -> Self:
+        """A head needs what an engine's draft class does not compute.
+
+        Args:
+            limit: the row of ``facts.toml``.
+            draft: the draft class.
+            engines: the rows concerned; none: the library.
+            values: what the row's texts leave open.
+        """
+        return cls(
+            check=limit.check,
+            severity=limit.severity,
+            engines=engines or (limit.engine,),
+            what=limit.what.format(**values),
+            why=limit.why.format(**values),
+            do=limit.do.format(**values),
+            source=limit.sources[draft],
+        )
 
 
 class Reading(_Frozen):

@@ -22,11 +22,6 @@ from .applying import applying_to
 from .compare import state_of
 from .report import Reading, Target, Trained
 
-#: Where EAGLE-3 heads keep their ids: SGLang, SpecForge and ModelOpt; vLLM and speculators.
-EAGLE3_KEYS: Final = (
-    "eagle_config.eagle_aux_hidden_state_layer_ids",
-    "eagle_aux_hidden_state_layer_ids",
-)
 _SPECULATORS: Final = "speculators"
 
 

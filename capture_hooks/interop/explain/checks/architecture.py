@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..behaviour import (
+from ....conventions.facts import (
     ARCHITECTURES,
     ARCHITECTURES_FROM,
     MTP_FROM,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..behaviour import SERVERS, cite
+from ....conventions.facts import SERVERS, cite
 from ..report import Finding, Row
 from ..subject import Subject
 from .complete import size_of

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ....conventions.facts import SERVERS, cite, fc_inputs, flag_rule
 from ...heads import RawHead
 from ...heads.draft import Computes
 from ...heads.shapes import shapes
-from ..behaviour import SERVERS, cite, fc_inputs, flag_rule
 from ..report import Finding, Row
 from ..subject import Subject
 from .seen import Seen, seen

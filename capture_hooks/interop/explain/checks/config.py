@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..behaviour import SERVERS, cite
+from ....conventions.facts import SERVERS, cite
 from ..report import Finding, Row
 from ..subject import Subject
 from .complete import size_of

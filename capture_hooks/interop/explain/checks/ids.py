@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ....conventions import Conventions, convention_for
+from ....conventions.facts import cite
+from ....conventions.readers import NESTED, TOP
 from ....errors import CaptureHooksError
 from ....spec import Point
-from ..behaviour import cite
 from ..compare import differences
 from ..report import Finding, Row, Target
 from ..subject import Subject
-from ..trained import EAGLE3_KEYS, whole_numbers
+from ..trained import whole_numbers
 
-_NESTED, _TOP = EAGLE3_KEYS
 _ORDER: Final = cite("vllm", "model_executor/models/interfaces.py (tuple(sorted(set(layers))))")
 #: What becomes of text, null and the like among the ids, and of what Python counts as a number.
 _MEETS: Final = (
@@ -31,7 +31,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
     for key, ids in subject.ids.items():
         if not _is_refusal(subject, key):
             yield from _one(key, ids)
-    if _NESTED in subject.ids and _TOP in subject.ids and not _refused(subject):
+    if NESTED in subject.ids and TOP in subject.ids and not _refused(subject):
         yield from _both(subject.ids, subject.facts.target, subject.known.conventions)
 
 
@@ -89,7 +89,7 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
 
 def _both(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> Iterator[Finding]:
     """SGLang reads the nested list alone, vLLM the top-level one first: do they name the same states?"""
-    told = f"{_NESTED} = {_short(ids[_NESTED])} and {_TOP} = {_short(ids[_TOP])}"
+    told = f"{NESTED} = {_short(ids[NESTED])} and {TOP} = {_short(ids[TOP])}"
     if target.family is None or target.n_layers is None:
         yield Finding(
             check="ids.two_lists",
@@ -101,8 +101,8 @@ def _both(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> I
         )
         return
     try:
-        nested = _points("sglang", _NESTED, ids, target.family, target.n_layers, conventions)
-        top = _points("vllm", _TOP, ids, target.family, target.n_layers, conventions)
+        nested = _points("sglang", NESTED, ids, target.family, target.n_layers, conventions)
+        top = _points("vllm", TOP, ids, target.family, target.n_layers, conventions)
         found = differences(nested, top, target.n_layers)
     except CaptureHooksError as error:
         yield Finding(
@@ -133,7 +133,7 @@ def _points(
 
 def _refused(subject: Subject) -> bool:
     """Whether one of our own heads keeps an engine out by a list that it cannot read."""
-    return _is_refusal(subject, _NESTED) or _is_refusal(subject, _TOP)
+    return _is_refusal(subject, NESTED) or _is_refusal(subject, TOP)
 
 
 def _is_refusal(subject: Subject, key: str) -> bool:

@@ -7,13 +7,11 @@ from itertools import groupby
 
 import torch
 
-from ..behaviour import SERVERS, Draft, cite, fc_inputs
+from ....conventions.facts import SERVERS, Draft, cite, counted_by, fc_inputs, limits
 from ..report import Finding, Row
 from ..subject import Subject
 from .reading import tensor
 from .seen import Seen, seen
-
-_SKIP = {"llama": "srt/models/llama_eagle3.py:237-247", "mla": "srt/models/kimi_k25_eagle3.py:285-294"}
 
 
 def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
@@ -33,7 +31,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
             why="engines then feed it the final state alone, and apply no fc to it",
             do="write use_aux_hidden_state = true if the head was trained on states of several layers",
             source=f"{cite('vllm', 'model_executor/models/llama_eagle3.py:401-402,462-463')}; "
-            f"{cite('sglang', _SKIP['llama'])}",
+            f"{limits('one_input')[0].sources['llama']}",
         )
         return
     if width % target:
@@ -57,7 +55,7 @@ def _built(view: Seen, trained: int) -> Iterator[Finding]:
     if built == trained:
         return
     do = f"write num_aux_hidden_states = {trained} at the top level"
-    if (view.engine, view.draft) == ("sglang", "mla"):
+    if "num_aux_hidden_states" not in counted_by(view.engine, view.draft):
         do = "write all ids into eagle_config.eagle_aux_hidden_state_layer_ids"
     yield Finding(
         check="inputs.built",
@@ -79,7 +77,8 @@ def _fed(subject: Subject, rows: Sequence[Row], trained: int, target: int) -> It
         draft = _draft(subject, library)
         skips = library == "sglang" and fed * target == _own_width(subject) and draft is not None
         if skips and not _is_identity(subject):
-            yield _skipped(alike, "mla" if draft == "mla" else "llama", trained, fed)
+            assert draft is not None
+            yield _skipped(alike, draft, trained, fed)
         elif fed != trained and not skips:
             yield Finding(
                 check="inputs.fed",
@@ -93,18 +92,10 @@ def _fed(subject: Subject, rows: Sequence[Row], trained: int, target: int) -> It
             )
 
 
-def _skipped(rows: Sequence[Row], draft: str, trained: int, fed: int) -> Finding:
+def _skipped(rows: Sequence[Row], draft: Draft, trained: int, fed: int) -> Finding:
+    (limit,) = limits("one_input")
     raw = "" if fed == trained else ". Nothing fails: the head runs on the raw state"
-    return Finding(
-        check="inputs.fc_skipped",
-        severity="wrong",
-        engines=_names(rows),
-        what="SGLang captures one state as wide as the embedding, and then skips fc and every norm before it",
-        why="it applies fc only where the two widths differ, and this head was trained with it, for "
-        f"{trained} state(s){raw}",
-        do="serve it elsewhere, or train with more than one input",
-        source=cite("sglang", _SKIP[draft]),
-    )
+    return Finding.of_limit(limit, draft, _names(rows), trained=trained, raw=raw)
 
 
 def _names(rows: Sequence[Row]) -> tuple[str, ...]:

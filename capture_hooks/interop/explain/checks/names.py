@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from ....conventions.facts import SERVERS, Draft, cite, fc_inputs
 from ...heads import RawHead
-from ..behaviour import SERVERS, Draft, cite, fc_inputs
 from ..report import Finding, Row
 from ..subject import Subject
 from .complete import size_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..behaviour import FLAGS, FlagRule, cite, flag_rule
+from ....conventions.facts import FLAGS, FlagRule, cite, flag_rule
 from ..report import Finding, Row
 from ..subject import Subject
 from .seen import seen
@@ -119,8 +119,11 @@ def _ambiguous(subject: Subject) -> Finding:
         do="remove norm_output: left out, both mean norm before lm_head and the un-normed output fed back"
         if value
         else "nothing helps in SGLang and vLLM if SpecForge wrote it; train with norm_output = true",
-        source=f"{cite('specforge', 'specforge/modeling/draft/llama3_eagle.py:1690,1772-1777')}; "
-        f"{cite('sglang', 'srt/models/llama_eagle3.py:207,268')}",
+        source="; ".join(
+            rule.source
+            for engine in ("specforge", "sglang")
+            if (rule := flag_rule(engine, "llama", "norm_output")) is not None
+        ),
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from ....conventions.facts import cite
 from ....errors import HeadError
 from ...heads.fields import rope_of as settled_rope
-from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
 from .writers import by_modelopt

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..behaviour import ARCHITECTURES, SPECULATORS_TYPES, Draft, draft_of
+from ....conventions.facts import ARCHITECTURES, SPECULATORS_TYPES, Draft, draft_of
 from ..subject import Subject
 
 

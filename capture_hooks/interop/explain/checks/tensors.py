@@ -8,8 +8,9 @@ from typing import Final
 
 import torch
 
+from ....conventions.facts import cite, limits
+from ....heads.engines import later_layers_without
 from ...heads import RawHead
-from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
 from .norms import trained_with
@@ -77,22 +78,9 @@ def _later_layers(head: RawHead, views: Sequence[Seen]) -> Iterator[Finding]:
             do="serve it with vLLM",
             source=cite("sglang", "srt/models/kimi_k25_eagle3.py:243-244"),
         )
-    for engine, norm, source in (
-        ("sglang", "hidden_norm", cite("sglang", "srt/models/llama_eagle3.py:103-105")),
-        ("vllm", "input_layernorm", cite("vllm", "model_executor/models/llama_eagle3.py:136-138")),
-    ):
-        without = [k for k in later if f"layers.{k}.{norm}.weight" not in head.tensors]
-        if without:
-            yield Finding(
-                check="tensors.later_norm",
-                severity="wrong",
-                engines=(engine,),
-                what=f"draft layer {without[0]} has no {norm}, by which {engine} norms its input",
-                why="SGLang norms the input of later layers with hidden_norm, vLLM and speculators with "
-                "input_layernorm; the one that is missing stays at ones",
-                do=f"store the norm under both names (copy it to layers.{without[0]}.{norm}.weight)",
-                source=source,
-            )
+    for limit in limits("later_norm"):
+        if without := later_layers_without(limit.name, head.tensors):
+            yield Finding.of_limit(limit, layer=without[0])
 
 
 def _two_norms(subject: Subject) -> Iterator[Finding]:
@@ -115,44 +103,18 @@ def _two_norms(subject: Subject) -> Iterator[Finding]:
             why="both norm the layer's input: SGLang and TensorRT-LLM with the first, vLLM and speculators "
             "with the second, so one of them computes another head",
             do="keep the norm that the head was trained with, under both names",
-            source=f"{cite('sglang', 'srt/models/llama_eagle3.py:103-105')}; "
-            f"{cite('vllm', 'model_executor/models/llama_eagle3.py:136-138')}",
+            source="; ".join(limit.sources["llama"] for limit in limits("later_norm")),
         )
         return
 
 
 def _biases(head: RawHead) -> Iterator[Finding]:
     if any(_BIAS.fullmatch(name) for name in head.tensors):
-        yield Finding(
-            check="tensors.bias",
-            severity="wrong",
-            engines=("sglang",),
-            what="the draft layer has attention or MLP biases",
-            why="SGLang builds these projections without and drops the tensors",
-            do="serve it with vLLM, or train without biases",
-            source=cite("sglang", "srt/models/llama_eagle3.py:67-84"),
-        )
+        yield from map(Finding.of_limit, limits("layer_bias"))
     if "fc.bias" not in head.tensors:
         return
-    yield Finding(
-        check="tensors.fc_bias",
-        severity="wrong",
-        engines=("vllm",),
-        what="fc has a bias",
-        why="vLLM builds fc without one and skips the tensor without a word",
-        do="train without a bias on fc",
-        source=f"{cite('vllm', 'model_executor/models/llama_eagle3.py:242-250')}; "
-        f"{cite('vllm', 'model_executor/models/utils.py:457-458')}",
-    )
-    attention = "midlayer.self_attn.o_proj.bias" in head.tensors
-    if not (head.fields.get("bias") is True and attention):
-        yield Finding(
-            check="tensors.fc_bias",
-            severity="wrong",
-            engines=("sglang",),
-            what="fc has a bias",
-            why="SGLang builds one only where the config says bias = true, which gives the attention's "
-            "output one too; else it skips the tensor without a word",
-            do="train without a bias on fc",
-            source=cite("sglang", "srt/models/llama_eagle3.py:163-167"),
-        )
+    # SGLang's fc has one where the attention's output has.
+    has_one = head.fields.get("bias") is True and "midlayer.self_attn.o_proj.bias" in head.tensors
+    for limit in limits("fc_bias"):
+        if not (limit.engine == "sglang" and has_one):
+            yield Finding.of_limit(limit)

@@ -8,10 +8,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from ....conventions.facts import cite
 from ....errors import HeadError
 from ...heads import RawHead
 from ...heads.maps import read_vocabulary
-from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
 from .reading import tensor

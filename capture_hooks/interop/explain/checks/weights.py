@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from ..behaviour import cite
+from ....conventions.facts import cite, limits
 from ..report import Finding, Row
 from ..subject import Subject
 
@@ -46,16 +46,7 @@ def _embedding(subject: Subject) -> Iterator[Finding]:
             source=cite("sglang", "srt/models/llama.py:910-917"),
         )
     if own is not None and not wide:
-        yield Finding(
-            check="weights.embedding",
-            severity="warning",
-            engines=("sglang",),
-            what="the head carries an embedding, and SGLang replaces it by the target's",
-            why="harmless if it is a copy of the target's; if it was trained, the head is fed another one. "
-            "vLLM keeps it where it differs",
-            do="compare it with the target's; if it differs, serve the head elsewhere",
-            source=cite("sglang", "srt/speculative/eagle_worker_v2.py:363, srt/models/llama.py:910-924"),
-        )
+        yield from map(Finding.of_limit, limits("embedding"))
     rows_, hidden_size = (subject.head.fields.get(name) for name in ("vocab_size", "hidden_size"))
     sizes = type(rows_) is int and type(hidden_size) is int
     if own is not None and sizes and own.shape != (rows_, hidden_size):

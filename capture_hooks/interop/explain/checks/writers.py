@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from ....conventions.facts import cite
+from ....conventions.readers import NESTED
 from ...heads import RawHead
-from ..behaviour import cite
 from ..report import Finding, Row
 from ..subject import Subject
 
@@ -14,7 +15,6 @@ from ..subject import Subject
 MODELOPT_MARKS: Final = frozenset(
     {"use_input_layernorm_in_first_layer", "next_layer_regular", "use_mtp_layernorm"}
 )
-_NESTED: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
 
 
 def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def modelopt_version(head: RawHead) -> str | None:
 
 
 def _unshifted(subject: Subject) -> Iterator[Finding]:
-    if _NESTED not in subject.ids:
+    if NESTED not in subject.ids:
         return
     said = subject.trained.points is not None
     yield Finding(

@@ -166,6 +166,7 @@ def test_who_asks_for_what_is_installed() -> None:
         "",
         ".spec",
         ".conventions",
+        ".conventions.facts",
         ".plugins",
         ".hookspecs",
         ".testing.strategies",

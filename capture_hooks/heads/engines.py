@@ -21,6 +21,7 @@ from ..spec import Point
 
 SGLANG_KEY: Final = NESTED
 VLLM_KEY: Final = TOP
+#: What marks a refusal in a file.
 _CANNOT: Final = "cannot serve this head"
 
 

@@ -1,4 +1,4 @@
-"""The table of conventions itself, and that a refusal carries its reason apart from whose it is."""
+"""The tables themselves, and that a refusal carries its reason apart from whose it is."""
 
 import pickle
 import re
@@ -9,6 +9,7 @@ from importlib import resources
 import pytest
 
 from capture_hooks.conventions.contract import why
+from capture_hooks.conventions.facts import ARCHITECTURES, FLAGS, LIMITS, RULES, SPOKEN_FOR
 from capture_hooks.conventions.lookup import rows
 from capture_hooks.conventions.readers import builtin_readers
 from capture_hooks.errors import ConventionError, RefusalError
@@ -68,3 +69,32 @@ def test_the_code_of_a_reason_says_what_is_wrong(name: str, ids: list[int], code
     with pytest.raises(RefusalError) as caught:
         next(row for row in rows() if row.name == name).to_points(ids, 36)
     assert caught.value.reason.code == code
+
+
+def test_facts_name_known_files_flags_and_engines_and_cite_their_sources() -> None:
+    text = resources.files("capture_hooks.conventions").joinpath("facts.toml").read_text()
+    table = tomllib.loads(text)
+    for name in table["files"]:
+        assert f"{{{name}}}:" in text, f"no row cites {{{name}}}"
+    cited = [(rule.engine, rule.source) for rule in RULES]
+    cited += [(limit.engine, source) for limit in LIMITS for source in limit.sources.values()]
+    for engine, sources in cited:
+        for source in sources.split("; "):
+            assert source.startswith(f"{engine} {table['engine'][engine]['cited']}: ")
+            place = source.split(": ", 1)[1]
+            assert re.fullmatch(r"[^{}]+", place), source
+    drafts = {(row["engine"], row["kind"]): row for row in table["draft"]}
+    assert all(tuple(row["flags"]) == FLAGS for row in drafts.values())
+    assert len(RULES) == len(drafts) * len(FLAGS)
+    for engine, names in ARCHITECTURES.items():
+        assert sum(len(row["architectures"]) for (e, _), row in drafts.items() if e == engine) == len(names)
+    for limit in LIMITS:
+        assert limit.engine in SPOKEN_FOR
+        assert all((limit.engine, draft) in drafts for draft in limit.sources), limit
+        if limit.rule == "flag":
+            rule = next(
+                r for r in RULES if (r.engine, r.draft, r.flag) == (limit.engine, "llama", limit.name)
+            )
+            assert rule.does != "honours", f"{limit.engine} honours {limit.name}"
+        if limit.check:
+            assert all([limit.sources, limit.what, limit.why, limit.do]), limit

@@ -84,10 +84,13 @@ def by_convention(name: str, ids: Mapping[str, Any], target: Target, conventions
         ConventionError: several apply, or the ids mean nothing exact to it; with why.
         HeadError: the target is not known, or the ids are no list of integers.
     """
-    chosen = named(name, target, conventions, ids)
+    return _by(f"--written-for {name}", named(name, target, conventions, ids), ids, target)
+
+
+def _by(who: str, chosen: Convention, ids: Mapping[str, Any], target: Target) -> TrainedOn:
     n_layers = needed(target)
     found = ids.get(chosen.key)
-    by = f"--written-for {name}: {chosen.name} {chosen.versions}, "
+    by = f"{who}: {chosen.name} {chosen.versions}, "
     if found is None:
         points, by = chosen.default(n_layers).points, f"{by}its default layers, as {chosen.key} is missing"
     else:
@@ -102,9 +105,7 @@ def by_layout(ids: Mapping[str, Any], target: Target, conventions: Conventions) 
         ConventionError: the ids mean nothing exact to it.
         HeadError: the target is not known, or the ids are no list of integers.
     """
-    known = by_convention(_SPECULATORS, ids, target, conventions)
-    by = known.shown.by.removeprefix(f"--written-for {_SPECULATORS}: ")
-    return replace(known, shown=known.shown.model_copy(update={"by": f"its layout: {by}"}))
+    return _by("its layout", named(_SPECULATORS, target, conventions, ids), ids, target)
 
 
 def unknown(why: str, ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:

@@ -92,7 +92,7 @@ def test_a_head_that_sglang_would_compute_otherwise_is_refused(head):
 def test_points_that_only_ids_cannot_say_are_served(head):
     """Boundary n has no id on SGLang's llama; the plugin captures it."""
     from capture_hooks.conventions import engine_ids
-    from capture_hooks.heads.engines import SGLANG_KEY
+    from capture_hooks.heads.engines import SGLANG_KEY, between_layers
     from capture_hooks.spec import Point
 
     points = [Point.parse(text) for text in ("post.2", "post.15", "post.29")]
@@ -102,7 +102,7 @@ def test_points_that_only_ids_cannot_say_are_served(head):
     spec = {"format": 1, "inputs": [str(point) for point in points], "target": "final_norm"}
     statements = [
         s.model_copy(update={"excluded": [why, *more]}) if s.engine == "sglang" else s
-        for more in (["llama adds something to the stream between layers, where nobody says which side"],)
+        for more in ([between_layers("sglang", "llama")],)
         for s in section.engines
     ]
     only_ids = section.model_copy(update={"spec": spec, "engines": statements})

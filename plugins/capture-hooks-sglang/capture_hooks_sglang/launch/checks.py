@@ -10,7 +10,7 @@ from typing import Final
 from capture_hooks.conventions import engine_ids
 from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads.config import CaptureSection
-from capture_hooks.heads.engines import SGLANG_KEY
+from capture_hooks.heads.engines import SGLANG_KEY, between_layers
 from capture_hooks.heads.files import read_config
 from capture_hooks.plugins import registry
 
@@ -82,6 +82,6 @@ def _own_arithmetic(section: CaptureSection) -> list[str]:
         ids = told.excluded
     except ConventionError:
         ids = None
-    between = f"{target.model_type} adds something to the stream between layers"
+    said_by_ids = (ids, between_layers("sglang", target.model_type))
     reasons = [why for s in section.engines if s.engine == "sglang" for why in s.excluded]
-    return [why for why in reasons if why != ids and not why.startswith(between)]
+    return [why for why in reasons if why not in said_by_ids]

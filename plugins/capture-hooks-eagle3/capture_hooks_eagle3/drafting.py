@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from capture_hooks.errors import DecodingError
 
-from .layers import StepWeights
+from .network import StepWeights
 
 #: Rows times keys of one attention call; longer prompts are read in parts.
 SCORES = 2**24

@@ -19,9 +19,8 @@ from .checkpoint import export_config, export_tensors
 from .config import Eagle3Config
 from .drafting import DraftCache
 from .functional import rotate
-from .layers import step_weights
 from .loss import Teacher, soft_target_loss
-from .network import Network
+from .network import Network, step_weights
 from .objective import step_outputs
 from .plan import make_plan, rows_per_step, teaching_rows
 from .rope import at

@@ -10,8 +10,7 @@ from torch.nn import functional as F
 
 from .attention import attend
 from .functional import rotate
-from .layers import LayerWeights, layer_weights
-from .network import Network
+from .network import LayerWeights, Network, layer_weights
 from .plan import Plan, Step
 from .rope import at
 

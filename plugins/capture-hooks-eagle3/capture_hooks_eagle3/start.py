@@ -12,7 +12,7 @@ from capture_hooks.heads.contract import TargetReadout
 
 from .config import Eagle3Config
 from .head import Eagle3Head
-from .layers import Layer
+from .network import Layer
 
 
 def start_from_target(

@@ -1,7 +1,6 @@
 """Binding a capture spec to a model: anatomy, unwrapping, residual layouts, hooks, packed buffers."""
 
-from .anatomy import Anatomy, AnatomyProvider, BatchRows
-from .lengths import LengthRule
+from .anatomy import Anatomy, AnatomyProvider, BatchRows, LengthRule
 from .plan import every_point
 from .session import CaptureSession, bind
 from .states import Phase, States

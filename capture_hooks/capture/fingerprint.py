@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..errors import BindError
 from .anatomy import Anatomy
-from .settled import settled
+from .weights import settled
 
 #: Values read from each parameter.
 PER_PARAMETER = 64

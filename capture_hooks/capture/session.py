@@ -14,12 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import BindError, CaptureError, SpecError
 from ..spec import CaptureSpec
 from .anatomy import Anatomy
-from .beams import allow_reordering, refuse_reordering
-from .buffers import Allocator
-from .compiled import ALREADY_COMPILED, Compilation
-from .pack import Pack
-from .plan import Plan, Tap, lay_out
-from .rows import CACHE_NAMES, Forward, Requests, is_cache
+from .pack import Allocator, Pack
+from .plan import ALREADY_COMPILED, Compilation, Plan, Tap, lay_out
+from .rows import CACHE_NAMES, Forward, Requests, allow_reordering, is_cache, refuse_reordering
 from .states import States
 from .unwrap import find_anatomy
 

@@ -1,10 +1,17 @@
 """Opening a target: its configuration, its weights, its tokenizer and processor, or its shape alone."""
 
 from .checkpoint import checkpoint_fingerprint, final_norm_of, hollow_anatomy
-from .context import context_length
-from .loading import load_config, load_processor, load_target, load_tokenizer, load_whole_config
-from .location import locate
-from .skeleton import skeleton
+from .opening import (
+    context_length,
+    load_config,
+    load_generation_config,
+    load_processor,
+    load_target,
+    load_tokenizer,
+    load_whole_config,
+    locate,
+    skeleton,
+)
 
 __all__ = [
     "checkpoint_fingerprint",
@@ -12,6 +19,7 @@ __all__ = [
     "final_norm_of",
     "hollow_anatomy",
     "load_config",
+    "load_generation_config",
     "load_processor",
     "load_target",
     "load_tokenizer",

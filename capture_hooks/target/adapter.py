@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..capture.settled import is_adapter
+from ..capture.weights import is_adapter
 from ..errors import ModelError
 
 #: Tokens that merging is tried on, and by how much rounding to 16 bits may change their logits.

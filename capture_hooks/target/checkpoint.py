@@ -15,9 +15,7 @@ from ..capture import find_anatomy
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import ModelError
-from .loading import load_target
-from .location import locate
-from .skeleton import skeleton
+from .opening import load_target, locate, skeleton
 
 
 def checkpoint_fingerprint(model: str, dtype: str) -> TargetFingerprint:

@@ -6,8 +6,7 @@ import transformers
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store.data.images import image_source
-from capture_hooks.store.data.vision import Vision
+from capture_hooks.store.data.images import Vision, image_source
 from capture_hooks.store.forward import Target
 from capture_hooks.testing import tiny, tiny_vision
 from capture_hooks.testing.tiny_families import FAMILIES, HIDDEN

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ...store.data.forms import Form, TokenIds
-from ...store.data.rows import Row, RowError
+from ...store.data.records import Row, RowError
 from ...store.data.wire import Conversation, Message
 from ..contract import Asked, Generated
 from .journal import Record

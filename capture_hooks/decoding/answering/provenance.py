@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from ...errors import DecodingError, ModelError
-from ...target import load_config, load_whole_config, locate
+from ...errors import DecodingError
+from ...target import load_config, load_generation_config, load_whole_config, locate
 from ..contract import LEAST_TEMPERATURE, Sampling
 
 #: Of a generation config: what every engine does alike, and what concerns no choice of a token.
@@ -44,7 +44,7 @@ def sampling_of(
         ModelError: there is no such model.
         DecodingError: a value that means nothing, or no token that ends an answer.
     """
-    own = _generation_config(model)
+    own = load_generation_config(model) or {}
     ends = own.pop("eos_token_id", None)
     ends = ends if ends is not None else getattr(load_config(model), "eos_token_id", None)
     ends = [ends] if isinstance(ends, int) else list(ends or ())
@@ -82,26 +82,6 @@ def describe(sampling: Sampling) -> str:
         text += f", min-p {sampling.min_p:g}" if sampling.min_p else ""
     penalty = sampling.repetition_penalty
     return text + (f", repetition penalty {penalty:g}" if penalty != 1 else "")
-
-
-def _generation_config(model: str) -> dict[str, Any]:
-    """What it says, beyond defaults; empty where there is none.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
-    from transformers import GenerationConfig
-
-    place = Path(locate(model).base)
-    if place.is_dir() and not (place / "generation_config.json").exists():
-        return {}
-    try:
-        read: dict[str, Any] = GenerationConfig.from_pretrained(str(place)).to_diff_dict()
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        if not place.is_dir():
-            return {}  # a model of the hub that has none
-        raise ModelError(f"cannot read {place / 'generation_config.json'}: {error}") from None
-    return read
 
 
 def _check(sampling: Sampling) -> None:

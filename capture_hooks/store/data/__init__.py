@@ -2,10 +2,9 @@
 
 from .encoding import RowEncoder, Turns
 from .examples import BadRowPolicy, Example, Examples, TooLong, read_examples
-from .records import read_rows
-from .rows import Row, RowError
+from .images import Media, Vision
+from .records import Row, RowError, read_rows
 from .template import TemplateSettings, read_template
-from .vision import Media, Vision
 
 __all__ = [
     "BadRowPolicy",

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from ...errors import DataError
 from .forms import Form, PlainText, TokenIds, form_of
-from .images import image_source
+from .images import ImageSettings, Media, Seen, Vision, chat_template_of, image_source
+from .records import Row, RowError
 from .rendering import Answer, Notes, Rendering
-from .rows import Row, RowError
 from .template import ChatTemplates, TemplateSettings
-from .vision import ImageSettings, Media, Seen, Vision, chat_template_of
 from .wire import Conversation
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from torch import Tensor
 from ...errors import DataError
 from ..manifest import Provenance
 from .encoding import Encoded, RowEncoder, Turns
-from .records import read_rows
-from .rows import Row, RowError
+from .images import ImageSettings, Media
+from .records import Row, RowError, read_rows
 from .summary import BadRowCounter, Summary
 from .template import TemplateSettings
-from .vision import ImageSettings, Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

@@ -27,8 +27,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 
 from .images import address
-from .records import decoded
-from .rows import Row, RowError
+from .records import Row, RowError, decoded
 from .wire import Conversation, Message
 
 FORMS: Final = (

@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ...errors import DataError
 from ...foreign import told
-from .rows import Row, RowError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row as it was read.
+
+    Attributes:
+        place: where it stands, for messages: ``file:line``, ``directory[index]``.
+        fields: its columns.
+        padded: whether the source fills absent fields with None, as Arrow does (a `datasets` folder,
+            Parquet), so that a None there may be no field at all.
+    """
+
+    place: str
+    fields: Mapping[str, Any]
+    padded: bool = False
+
+
+class RowError(DataError):
+    """A row that cannot be used.
+
+    Args:
+        place: where it stands.
+        reason: the kind of fault in a few words, the same for all rows that have it.
+        detail: what is wrong with this one and what to do; ``reason`` where there is nothing to add.
+    """
+
+    def __init__(self, place: str, reason: str, detail: str = "") -> None:
+        super().__init__(f"{place}: {detail or reason}")
+        self.place = place
+        self.reason = reason
+
 
 FORMS = (
     "JSON lines (.jsonl, .json), plain text (.txt, one document a line), either gzipped (.gz), Parquet, "

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .rows import RowError
+from .records import RowError
 from .template import ChatTemplates, is_reserved
 from .wire import Conversation, ImagePart, Message, TextPart
 

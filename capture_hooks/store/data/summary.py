@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .encoding import Counts
-from .rows import RowError
+from .records import RowError
 
 #: Places named for each reason.
 _PLACES = 3

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import DataError
 from ...foreign import read_text
-from .rows import RowError
+from .records import RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -27,8 +27,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from capture_hooks import CaptureSpec
-from capture_hooks.interop.dumps import Declared, Facts, Plan, Rows, convert_dump
-from capture_hooks.interop.dumps.builtin import FORMATS
+from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump
+from capture_hooks.interop.dumps.contract import Facts, Plan, Rows
 
 TOKENS, HIDDEN = 1024, 2048
 SPEC = CaptureSpec.parse("post.0, post.1, post.2")

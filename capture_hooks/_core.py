@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .conventions import Convention, Reader
     from .interop.dumps import DumpFormat
 
-#: Names of `store.formats.builtin.FORMATS`.
+#: Names of `interop.dumps.FORMATS`.
 _FORMATS: Final = (
     *("capture-hooks", "speculators", "speculators-v1", "speculators-v0"),
     *("specforge", "specforge-gz", "modelopt", "vllm"),
@@ -46,7 +46,7 @@ def capture_hooks_formats() -> Sequence[DumpFormat]:
 
 def _forwarded(member: str) -> property:
     def get(self: _Format) -> Any:
-        from .interop.dumps.builtin import FORMATS
+        from .interop.dumps import FORMATS
 
         return getattr(FORMATS[self.name], member)
 

@@ -182,7 +182,7 @@ class Registry:
 
     @property
     def formats(self) -> Contributions[Any]:
-        """Formats of hidden-state dumps (`store.formats.DumpFormat`), by name."""
+        """Formats of hidden-state dumps (`interop.dumps.DumpFormat`), by name."""
         return self._contributions("formats")
 
     @property

@@ -54,8 +54,6 @@ ASKING = {
     "capture_hooks.interop.heads.ours",
     "capture_hooks.heads.loading",
     "capture_hooks.heads.saving",
-    "capture_hooks.interop.dumps.convert",
-    "capture_hooks.interop.dumps.describe",
     "capture_hooks.training.build",
 }
 #: What binding a spec to a transformers model loads of our own, beyond `bind` itself and that anatomy.

@@ -181,6 +181,7 @@ def _dump(source: Path, destination: Path, to: str, read_as: str | None, declare
             declared=declared,
             on_progress=report,
             conventions=registry().conventions,
+            formats=registry().formats,
         )
     points = "" if done.spec is None else f", {done.spec}"
     print(f"{source}: {done.read_as} dump, {done.sequences} sequences, {done.tokens:,} tokens{points}")

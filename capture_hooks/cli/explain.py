@@ -62,7 +62,7 @@ def explain(
     )
     if subject is None and ids is None:
         raise typer.BadParameter("give a head's or a dump's directory, or --ids")
-    known = Known(registry().conventions, tuple(registry().readers.values()))
+    known = Known(registry().conventions, tuple(registry().readers.values()), registry().formats)
     report = explained(subject, None if ids is None else parse_ids(ids), asked, known)
     good = agrees(report, engine or [])
     if as_json:

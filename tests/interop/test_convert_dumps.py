@@ -7,8 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from capture_hooks import CaptureSpec
 from capture_hooks.capture import find_anatomy
-from capture_hooks.interop.dumps import Declared, convert_dump, recognised
-from capture_hooks.interop.dumps.builtin import FORMATS
+from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump, recognised
 from capture_hooks.store import Dump, Example, Examples, write_dump
 from capture_hooks.testing import tiny
 

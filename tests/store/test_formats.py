@@ -14,9 +14,9 @@ from capture_hooks import CaptureSpec
 from capture_hooks.capture import find_anatomy
 from capture_hooks.capture.fingerprint import TargetFingerprint
 from capture_hooks.errors import ConventionError, SpecError, StoreError
-from capture_hooks.interop.dumps import Declared, Facts, Plan, Rows, convert_dump, describe, recognised
-from capture_hooks.interop.dumps.builtin import FORMATS
-from capture_hooks.interop.dumps.masks import same_losses
+from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump, describe, recognised
+from capture_hooks.interop.dumps.contract import Facts, Plan, Rows
+from capture_hooks.interop.dumps.convert import same_losses
 from capture_hooks.plugins import registry
 from capture_hooks.store import Dump, Example, Examples, write_dump
 

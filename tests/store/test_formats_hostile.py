@@ -339,7 +339,7 @@ def test_malformed_extracted_states_are_named(tmp_path, target, changes, message
 
 
 def test_rows_without_states_and_states_of_other_rows_are_refused(tmp_path, target):
-    from capture_hooks.interop.dumps.builtin import FORMATS
+    from capture_hooks.interop.dumps import FORMATS
 
     for name in "ab":
         extracted(tmp_path / "d", name=f"{name}.safetensors")

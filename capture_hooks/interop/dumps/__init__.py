@@ -1,21 +1,18 @@
-"""Other libraries' hidden-state dumps: recognised, described, and converted into one another."""
+"""Other libraries' hidden-state dumps: recognised, described, and converted into one another.
 
-from .contract import DumpFormat, Facts, Meaning, NormState, Plan, Rows, Source
-from .convert import Conversion, convert_dump
-from .declared import Declared
-from .describe import DumpDescription, describe, recognised
+A format of a plugin is written against `contract`.
+"""
+
+from .contract import DumpFormat
+from .convert import Conversion, Declared, convert_dump
+from .describe import FORMATS, DumpDescription, describe, recognised
 
 __all__ = [
+    "FORMATS",
     "Conversion",
     "Declared",
     "DumpDescription",
     "DumpFormat",
-    "Facts",
-    "Meaning",
-    "NormState",
-    "Plan",
-    "Rows",
-    "Source",
     "convert_dump",
     "describe",
     "recognised",

@@ -1,15 +1,37 @@
-"""What a dump is, what it says of itself, and what it does not say."""
+"""The formats that come with the core, and what a dump is, says of itself, and does not say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from ...errors import StoreError
-from ...plugins import registry
 from .contract import DumpFormat, Facts
+from .modelopt import ModelOpt
+from .ours import CaptureHooks
+from .specforge import SpecForge
+from .speculators import Speculators, SpeculatorsFiles
+from .vllm import VLLM
 
+#: The formats that come with the core, by name.
+FORMATS: Final[Mapping[str, DumpFormat]] = MappingProxyType(
+    {
+        one.name: one
+        for one in (
+            CaptureHooks(),
+            ModelOpt(),
+            SpecForge(),
+            SpecForge(compressed=True),
+            Speculators(),
+            SpeculatorsFiles(0),
+            SpeculatorsFiles(1),
+            VLLM(),
+        )
+    }
+)
 _NO_POINTS = "--spec POINTS in the order of the slots, or --ids IDS --written-for CONVENTION"
 
 
@@ -30,13 +52,12 @@ class DumpDescription:
     silent: tuple[tuple[str, str], ...]
 
 
-def recognised(path: Path) -> DumpFormat:
+def recognised(path: Path, formats: Mapping[str, DumpFormat] = FORMATS) -> DumpFormat:
     """The format of the dump in ``path``, judged without loading any pickle.
 
     Raises:
-        StoreError: it is of no installed format, of several, or damaged.
+        StoreError: it is of none of ``formats``, of several, or damaged.
     """
-    formats: Mapping[str, DumpFormat] = registry().formats
     found = [candidate for candidate in formats.values() if path.is_dir() and candidate.recognises(path)]
     if len(found) == 1:
         return found[0]
@@ -47,17 +68,20 @@ def recognised(path: Path) -> DumpFormat:
     raise StoreError(f"{path} {what}: a dump is a directory of one of the formats {', '.join(formats)}")
 
 
-def describe(path: Path, *, pickles: bool = False) -> DumpDescription:
+def describe(
+    path: Path, *, pickles: bool = False, formats: Mapping[str, DumpFormat] = FORMATS
+) -> DumpDescription:
     """Describe the dump in the directory ``path``.
 
     Args:
         path: the directory.
         pickles: open .pt and .ckpt files too, as `convert_dump` would.
+        formats: what it may be.
 
     Raises:
-        StoreError: it is no dump of an installed format, or damaged.
+        StoreError: it is a dump of none of these formats, or damaged.
     """
-    found = recognised(path)
+    found = recognised(path, formats)
     meaning = found.meaning
     facts, sequences = None, None
     if pickles or not found.pickles:

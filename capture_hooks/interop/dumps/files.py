@@ -1,20 +1,28 @@
-"""Dumps of one file for each sequence: their order, and what every file must be."""
+"""What the dumps of other libraries share: files in order, each tensor checked, and how they are written.
+
+Headers are bounded before they are parsed and tensors are mapped into memory.  A directory that is written is
+there whole or not at all.
+"""
 
 from __future__ import annotations
 
 import re
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, Final, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import StoreError
-from ...io import check_regular
+from ...io import LOCK, UNFINISHED, check_regular, locked, put_in_place, refused
 from ...store.shard import DTYPES
+from ...store.stream import WRITE_BYTES
 from .contract import Facts, Rows
 
 
@@ -174,3 +182,161 @@ def states(path: Path, name: str, tensor: Tensor, shape: tuple[int | None, ...])
             f"{tensor.dtype}"
         )
     return tensor.contiguous()
+
+
+#: Two tensors take under 300 bytes; metadata may be added.
+_HEADER_BYTES: Final = 2**20
+
+
+def tensor_names(path: Path) -> frozenset[str]:
+    """Names of a file's tensors.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    return frozenset(_read(path, None))
+
+
+def read_tensors(path: Path, names: Sequence[str]) -> list[Tensor]:
+    """The named tensors, as views into a private memory map.
+
+    Raises:
+        StoreError: the file is damaged, or has no such tensor.
+    """
+    found = _read(path, names)
+    return [found[name] for name in names]
+
+
+def _read(path: Path, names: Sequence[str] | None) -> dict[str, Tensor]:
+    """The named tensors; None for empty ones under every name."""
+    check_regular(path)
+    try:
+        with open(path, "rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+        if header > min(_HEADER_BYTES, path.stat().st_size):
+            raise StoreError(f"{path} is damaged, or no dump: it claims a header of {header} bytes")
+        # A tensor made in inference mode could never take part in training.
+        with torch.inference_mode(False), safe_open(path, framework="pt") as opened:
+            present = list(opened.keys())
+            if names is None:
+                return dict.fromkeys(present, torch.empty(0))
+            if missing := sorted(set(names) - set(present)):
+                raise StoreError(f"{path} has no tensor {missing[0]!r}; it has {', '.join(sorted(present))}")
+            return {name: opened.get_tensor(name) for name in names}
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise StoreError(f"{path} is damaged ({error})") from None
+
+
+_ALIGNED: Final = 64
+
+
+@contextmanager
+def saved(path: Path) -> Iterator[BinaryIO]:
+    """A new file in a `fresh_directory`, which sees to it that its files are on the disk.
+
+    Raises:
+        StoreError: the system refused.
+    """
+    try:
+        with open(path, "xb") as file:
+            yield file
+    except OSError as error:
+        raise refused(error, path) from error
+
+
+def save_dict(content: dict[Any, Any], file: IO[bytes]) -> None:
+    """``torch.save``, in small writes.
+
+    Raises:
+        OSError: the system refused.
+    """
+    try:
+        torch.save(content, cast(IO[bytes], _SmallWrites(file)))
+    except RuntimeError as error:
+        # torch's writer reports the failed write of a file object as its own error, with that one behind it.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+class _SmallWrites:
+    """A file to ``torch.save``, which hands over whole tensors."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        whole = memoryview(data).cast("B")
+        for at in range(0, len(whole), WRITE_BYTES):
+            self._file.write(whole[at : at + WRITE_BYTES])
+        return len(whole)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+class Copies:
+    """Memory that is used again for each file's tensors: fresh pages would cost more than the copy."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def of(self, *tensors: Tensor) -> list[Tensor]:
+        """Contiguous copies, each alone in its storage, valid until the next call.
+
+        ``torch.save`` of a view would write all of the memory map behind it.
+        """
+        places, at = [], 0
+        for tensor in tensors:
+            places.append(at)
+            at += -(tensor.numel() * tensor.element_size()) // _ALIGNED * -_ALIGNED
+        if len(self._memory) < at:
+            self._memory = bytearray(at)
+        return [
+            torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=place)
+            .view(tensor.shape)
+            .copy_(tensor)
+            for tensor, place in zip(tensors, places, strict=True)
+        ]
+
+
+@contextmanager
+def fresh_directory(destination: Path) -> Iterator[Path]:
+    """An empty directory that takes the place of ``destination`` when the block ends well, else is removed.
+
+    What a killed process left is removed too.
+
+    Raises:
+        StoreError: ``destination`` is there and not empty, another process writes it, or the system refused.
+    """
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise StoreError(f"{destination} is there and not empty; give another directory, or remove this one")
+    temporary = destination.with_name(destination.name + UNFINISHED)
+    try:
+        there = temporary.is_dir() and any(temporary.iterdir())
+        if there and not (temporary / LOCK).exists():
+            raise StoreError(f"{temporary} is in the way and was not begun by a conversion; remove it")
+        temporary.mkdir(parents=True, exist_ok=True)
+        with locked(temporary):
+            try:
+                _clear(temporary)
+                yield temporary
+                (temporary / LOCK).unlink()
+                put_in_place(temporary, destination)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+    except OSError as error:
+        raise refused(error, destination) from error
+
+
+def _clear(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.name == LOCK:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

@@ -17,8 +17,8 @@ from ...store.shard import StoredSequence
 from ...store.stream import NotFiniteError
 from ...store.writer import DumpWriter
 from ...store.writing import stored_dtype, with_shards_of
+from ...target import checkpoint_fingerprint, hollow_anatomy
 from .contract import Facts, Meaning, NormState, Plan, Rows, Source
-from .target import TargetModel
 
 MEANING = Meaning(
     library="capture-hooks",
@@ -122,14 +122,14 @@ def _manifest(rows: Source, plan: Plan) -> Manifest:
     assert plan.target is not None
     assert plan.last is not None
     assert plan.digest is not None
-    facts, target = rows.facts, TargetModel(plan.target)
+    facts = rows.facts
     manifest = Manifest(
         spec=plan.spec,
-        split_boundaries=tuple(sorted(target.anatomy.split_boundaries)),
+        split_boundaries=tuple(sorted(hollow_anatomy(plan.target).split_boundaries)),
         widths=(facts.hidden,) * len(plan.spec),
         target_width=facts.hidden,
         target_normed=plan.last == "normed",
-        fingerprint=target.fingerprint(facts.dtype),
+        fingerprint=checkpoint_fingerprint(plan.target, facts.dtype),
         dtype=stored_dtype(facts.dtype),
         engine=Engine(
             name=plan.origin, version="not stated", settings={"converted by": f"capture-hooks {__version__}"}

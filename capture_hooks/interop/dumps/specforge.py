@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import IO, cast
 
 from ...errors import StoreError
-from ...store import pickles
+from .. import pickles
 from .contract import Facts, Meaning, Plan, Rows, Source
-from .files import FileSource, marks, numbered, states, tensor_in, token_ids
-from .saving import Copies, save_dict, saved
+from .files import Copies, FileSource, marks, numbered, save_dict, saved, states, tensor_in, token_ids
 
 MEANING = Meaning(
     library="SpecForge",

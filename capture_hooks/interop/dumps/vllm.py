@@ -19,9 +19,7 @@ from ...errors import StoreError
 from ...store.manifest import MANIFEST
 from ...store.stream import TensorStream, write_columns
 from .contract import Facts, Meaning, Plan, Rows, Source
-from .files import FileSource, numbered, states, token_ids
-from .saving import saved
-from .tensor_files import read_tensors, tensor_names
+from .files import FileSource, numbered, read_tensors, saved, states, tensor_names, token_ids
 
 MEANING = Meaning(
     library="vLLM",

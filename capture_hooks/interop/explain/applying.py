@@ -10,6 +10,7 @@ from ...conventions.lookup import in_force
 from ...conventions.readers import builtin_readers
 from ...conventions.versions import Versions, release
 from ...errors import ConventionError
+from ..dumps import FORMATS, DumpFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,10 +20,12 @@ class Known:
     Attributes:
         conventions: what layer ids mean, by name.
         readers: how engines get to them from a head's config.
+        formats: of dumps, by name.
     """
 
     conventions: Conventions = field(default_factory=lambda: BUILTIN)
     readers: Sequence[Reader] = field(default_factory=builtin_readers)
+    formats: Mapping[str, DumpFormat] = field(default_factory=lambda: FORMATS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked, known:
         ModelError, SpecError, PluginError, ConventionError: as `head_subject`; which convention is not clear.
     """
     place = Path(directory)
-    described = describe(place, pickles=asked.pickles)
+    described = describe(place, pickles=asked.pickles, formats=known.formats)
     ours = (place / MANIFEST).exists()
     if ours:
         _check_unsaid(place, ids, asked)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...errors import HeadError, StoreError
 from ...heads.files import TensorInfo
-from ...store import pickles
+from .. import pickles
 
 #: As in the header of a safetensors file; what else torch has is no weight or map of a head.
 _NAMES: Final = {

@@ -21,12 +21,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import DecodingError
+
+#: A draft is verified in one pass of the target: no useful tree has more nodes.
+_LARGEST: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class TreeShape:
 
     def __post_init__(self) -> None:
         for name in ("depth", "branch", "size"):
-            if getattr(self, name) < 1:
-                raise DecodingError(f"tree {name} must be at least 1, not {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= _LARGEST:
+                raise DecodingError(f"tree {name} must be from 1 to {_LARGEST}, not {getattr(self, name)}")
 
 
 class Warp(Protocol):
@@ -254,7 +257,9 @@ class StepwiseDrafter:
     def __init__(self, head: StepwiseHead, max_length: int, drafting: Drafting) -> None:
         self._head, self._drafting = head, drafting
         shape = drafting.tree
-        rows = drafting.depth if shape is None else shape.depth * shape.branch
+        # A draft is never longer than the answer; of a level no more than `size` nodes are ever kept.
+        deepest = min(drafting.depth, max_length)
+        rows = deepest if shape is None else deepest * min(shape.branch, shape.size)
         self._cache = head.new_cache(max_length + rows)
         self._length = 0
         self._hidden: Tensor | None = None  # [1, H] of the last accepted row
@@ -309,7 +314,7 @@ class StepwiseDrafter:
                     tokens.append(token)
                     parents.append(parent)
                     scores.append(above + value)
-            frontier = sorted(fresh, key=lambda entry: -scores[entry])[: shape.branch]
+            frontier = sorted(fresh, key=lambda entry: -scores[entry])[: min(shape.branch, shape.size)]
             if not frontier or level + 1 == depth:
                 break
             mask = torch.zeros(len(frontier), base + len(rows) + len(frontier), dtype=torch.bool)

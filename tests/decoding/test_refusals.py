@@ -114,8 +114,10 @@ def test_settings(llama, knowing_head, arguments):
 
 
 def test_a_tree_of_nothing():
-    with pytest.raises(DecodingError, match="tree branch must be at least 1, not 0"):
+    with pytest.raises(DecodingError, match="tree branch must be from 1 to 65536, not 0"):
         TreeShape(branch=0)
+    with pytest.raises(DecodingError, match="tree size must be from 1 to 65536, not 10000000000"):
+        TreeShape(size=10**10)
 
 
 def test_a_tree_over_a_sliding_window(knowing_head):

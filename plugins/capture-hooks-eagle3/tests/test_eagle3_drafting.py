@@ -172,3 +172,23 @@ def test_what_is_proposed_are_ids_of_the_target() -> None:
         best = head.draft_token_ids[logits.topk(1 if tree is None else DRAFT).indices]
         assert drafter.propose(1).tokens == tuple(best.tolist())
     assert bool((head.draft_token_ids.diff() > 0).all())
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS, branch=st.integers(1, 30), size=st.integers(1, 9), room=st.integers(1, 5))
+def test_bounds_beyond_the_answer_change_nothing(seed: int, branch: int, size: int, room: int) -> None:
+    """Depths that no answer reaches take no memory; leaves that are never kept are not expanded."""
+    head = make_head(seed % 5)
+    states, ids = rows_of(seed, 4)
+    for tree, endless in (
+        (None, None),
+        (TreeShape(room, branch, size), TreeShape(2**16, branch, size)),
+        # Every branch expanded: more nodes are kept than any level has.
+        (TreeShape(room, min(branch, size), size), TreeShape(room, branch, size)),
+    ):
+        found = []
+        for drafting in (Drafting(room, tree), Drafting(2**70, endless)):
+            drafter = head.drafter(10, drafting)
+            drafter.accept(states, ids)
+            found.append(drafter.propose(room))
+        assert found[0] == found[1]

@@ -6,10 +6,11 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..training import TrainConfig
 from ._data import (
     BadRows,
     ChatTemplate,
@@ -22,6 +23,7 @@ from ._data import (
     show_summary,
 )
 from ._pairs import pairs
+from ._settings import After, settings_as_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command("train")(train)
 
 
+@settings_as_options(TrainConfig, init_from=Path)
 def train(
     model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
     out: Annotated[Path, typer.Option(help="Where the head is saved.")],
@@ -50,136 +53,62 @@ def train(
     template_arg: TemplateArgument = None,
     turns: TurnsOption = "auto",
     bad_rows: BadRows = "error",
-    held_out: Annotated[float, typer.Option(help="Share of the prompts held out for evaluation.")] = 0.05,
-    head: Annotated[str, typer.Option(help="Kind of head.")] = "eagle3",
-    spec: Annotated[
-        str | None, typer.Option(help="Capture points; default: the dump's, or EAGLE-3's.")
-    ] = None,
-    draft_vocab: Annotated[
-        int | None,
-        typer.Option(help="Tokens the head can draft, by frequency; default: the whole vocabulary."),
-    ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE setting of the head; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="KEY=VALUE setting of the head; may be repeated."),
+        After("draft_vocab"),
     ] = None,
     ttt_steps: Annotated[
         int | None, typer.Option(help="Training-time-test steps (the head's 'steps').")
     ] = None,
-    init_from: Annotated[Path | None, typer.Option(help="Start from this head, in any layout.")] = None,
-    written_for: Annotated[
-        str | None,
-        typer.Option(help="The library whose layer ids --init-from has; or give --spec."),
-    ] = None,
-    accept_unverified: Annotated[
-        bool,
-        typer.Option("--accept-unverified", help="Take what a library's ids mean from its source alone."),
-    ] = False,
-    pickles: Annotated[
-        bool, typer.Option("--pickles", help="Open a .bin of --init-from, weights only.")
-    ] = False,
     init_from_target: Annotated[
-        bool, typer.Option("--init-from-target", help="Start the head's layer from the target's last layer.")
+        bool,
+        typer.Option("--init-from-target", help="Start the head's layer from the target's last layer."),
+        After("pickles"),
     ] = False,
-    steps: Annotated[int | None, typer.Option(help="Stop after so many optimiser steps.")] = None,
-    epochs: Annotated[float | None, typer.Option(help="Stop after so many passes over the data.")] = None,
-    max_minutes: Annotated[
-        float | None, typer.Option(help="Stop after so much time; the learning rate follows it.")
-    ] = None,
-    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    schedule: Annotated[Literal["cosine", "linear", "constant"], typer.Option()] = "cosine",
-    warmup: Annotated[float, typer.Option(help="Share of the run spent warming up.")] = 0.03,
-    min_lr: Annotated[float, typer.Option(help="Final share of the peak learning rate.")] = 0.0,
-    batch_tokens: Annotated[int, typer.Option(help="Tokens per optimiser step, over all processes.")] = 2048,
-    accumulate: Annotated[int, typer.Option(help="Forward passes per optimiser step.")] = 1,
-    max_length: Annotated[int | None, typer.Option(help="Cut longer sequences into windows.")] = None,
-    optimizer: Annotated[
-        Literal["adamw", "muon"], typer.Option(help="Of the head's matrices; muon needs torch >= 2.9.")
-    ] = "adamw",
-    weight_decay: Annotated[float, typer.Option()] = 0.01,
-    max_grad_norm: Annotated[float, typer.Option(help="Gradient clipping; 0 for none.")] = 1.0,
-    ema: Annotated[
-        float | None, typer.Option(help="Decay of a moving average of the weights, kept at the end.")
-    ] = None,
-    precision: Annotated[
-        Literal["float32", "bf16", "fp16"], typer.Option(help="Autocast of the head.")
-    ] = "float32",
-    bf16: Annotated[bool, typer.Option("--bf16", help="Short for --precision bf16.")] = False,
-    save_dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], typer.Option(help="Of the saved head's weights.")
-    ] = "float32",
+    bf16: Annotated[
+        bool, typer.Option("--bf16", help="Short for --precision bf16."), After("precision")
+    ] = False,
     model_dtype: Annotated[
-        str, typer.Option(help="The target's dtype: auto, float32, bfloat16 or float16.")
+        str,
+        typer.Option(help="The target's dtype: auto, float32, bfloat16 or float16."),
+        After("save_dtype"),
     ] = "auto",
     device: Annotated[
         str | None, typer.Option(help="Where to train; default: a GPU if there is one.")
     ] = None,
-    seed: Annotated[int, typer.Option()] = 0,
-    evaluations: Annotated[int, typer.Option(help="How often to evaluate.")] = 10,
-    save_minutes: Annotated[float, typer.Option(help="Minutes between checkpoints.")] = 10.0,
-    save_steps: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints, instead of minutes.")
-    ] = None,
-    log_steps: Annotated[int, typer.Option(help="Steps between log lines.")] = 10,
-    workers: Annotated[int, typer.Option(help="Data loader processes.")] = 0,
-    report_to: Annotated[str, typer.Option(help="tensorboard, wandb, ... or none.")] = "none",
     trainer: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE field of transformers.TrainingArguments; may be repeated."),
+        After("report_to"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that was interrupted.")] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace the head and run at --out.")
     ] = False,
+    **settings: Any,
 ) -> None:
     """Train a draft head, show held-out acceptance, save the head."""
     if (dump is None) == (data is None):
         raise typer.BadParameter("give either --dump or --data")
     options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows, too_long)
-    settings = pairs(set_, "--set")
+    head_config = pairs(set_, "--set")
     if ttt_steps is not None:
-        settings["steps"] = ttt_steps
+        head_config["steps"] = ttt_steps
     if init_from_target:
-        settings.setdefault("init_layer", -1)
+        head_config.setdefault("init_layer", -1)
+    if settings["init_from"] is not None:
+        settings["init_from"] = str(settings["init_from"])
+    if bf16:
+        settings["precision"] = "bf16"
+    if eval_data is not None:
+        settings["held_out"] = 0.0
     from ..plugins import registry
     from ..target import load_target
-    from ..training import TrainConfig, TrainingInterrupted, recorded_clock
+    from ..training import TrainingInterrupted, recorded_clock
     from ..training import train as run
 
-    config = TrainConfig(
-        head=head,
-        head_config=settings,
-        spec=spec,
-        draft_vocab=draft_vocab,
-        init_from=str(init_from) if init_from is not None else None,
-        written_for=written_for,
-        accept_unverified=accept_unverified,
-        pickles=pickles,
-        steps=steps,
-        epochs=epochs,
-        max_minutes=max_minutes,
-        lr=lr,
-        schedule=schedule,
-        warmup=warmup,
-        min_lr=min_lr,
-        batch_tokens=batch_tokens,
-        accumulate=accumulate,
-        max_length=max_length,
-        optimizer=optimizer,
-        weight_decay=weight_decay,
-        max_grad_norm=max_grad_norm,
-        ema=ema,
-        precision="bf16" if bf16 else precision,
-        save_dtype=save_dtype,
-        held_out=held_out if eval_data is None else 0.0,
-        seed=seed,
-        evaluations=evaluations,
-        save_minutes=save_minutes,
-        save_steps=save_steps,
-        log_steps=log_steps,
-        workers=workers,
-        report_to=report_to,
-        trainer_args=pairs(trainer, "--trainer"),
-    )
+    config = TrainConfig(head_config=head_config, trainer_args=pairs(trainer, "--trainer"), **settings)
     from ._train_view import TrainView
 
     target = load_target(model, model_dtype, device)

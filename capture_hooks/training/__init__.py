@@ -1,12 +1,13 @@
 """From hidden states and tokens to a trained head, on `transformers.Trainer`."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ._extras import REQUIRED
+from ..errors import TrainingError
+from .config import TrainConfig
 
 if TYPE_CHECKING:
-    from .config import TrainConfig
     from .estimate import CostEstimate
     from .objective import Objective
     from .run import TrainingInterrupted, train
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from .trainer import HeadTrainer
 
 __all__ = [
-    "REQUIRED",
     "CostEstimate",
     "HeadTrainer",
     "Objective",
@@ -29,7 +29,6 @@ _HOMES = {
     "CostEstimate": "estimate",
     "HeadTrainer": "trainer",
     "Objective": "objective",
-    "TrainConfig": "config",
     "TrainingInterrupted": "run",
     "recorded_clock": "rundir",
     "run_directory": "rundir",
@@ -38,7 +37,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    # The trainer pulls in accelerate and peft, which take seconds; a look at data needs neither.
+    # The trainer pulls in accelerate and peft, which take seconds; settings and a look at data need neither.
     if name in _HOMES:
+        for library in ("transformers", "accelerate"):
+            if find_spec(library) is None:
+                raise TrainingError(f"training needs {library}: pip install 'capture-hooks[train]'")
         return getattr(import_module(f".{_HOMES[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,9 +13,6 @@ from ..errors import TrainingError
 from ..settings import check_fields
 
 Schedule = Literal["cosine", "linear", "constant"]
-Precision = Literal["float32", "bf16", "fp16"]
-OptimizerName = Literal["adamw", "muon"]
-SaveDtype = Literal["float32", "bfloat16", "float16"]
 Count = Annotated[int, Field(gt=0, lt=2**31)]
 CountOrNone = Annotated[int, Field(ge=0, lt=2**31)]
 #: Ten million are 19 years.
@@ -35,71 +32,82 @@ _FRESH: Final = ("init_layer", "lm_head_init", "norm_init")
 class TrainConfig:
     """How to train a head.  At least one of ``steps``, ``epochs`` and ``max_minutes`` says how long.
 
+    Type, bounds and description of each setting stand here; ``capture-hooks train`` makes its options of
+    them.  The descriptions say what a setting is; beyond them:
+
     Attributes:
-        head: name of the head provider.
+        held_out: 0 evaluates nothing.
+        spec: capture spec as text.  With ``init_from`` in another library's layout, the order of its ``fc``
+            columns.
         head_config: fields of the head's own settings; what is left out keeps the head's default.
-        spec: capture spec as text; None takes the dump's, or the field's default layers for live capture.
-        draft_vocab: tokens the head can draft; None takes the target's whole vocabulary.
-        init_from: a head to start from, in any library's layout; it then decides draft vocabulary and states
-            (a dump decides their order and the point whose logits are learnt).  In another library's layout,
-            ``spec`` is the order of its ``fc`` columns.
-        written_for: the library or convention that the layer ids of ``init_from`` were written for.
-        accept_unverified: take such a convention also if it was only read in the library's source.
-        pickles: open files of ``init_from`` that ``torch.save`` wrote, where it has no others.
+        init_from: it then decides draft vocabulary and states (a dump decides their order and the point whose
+            logits are learnt).
         steps, epochs, max_minutes: the run ends at the first of those given.
-        lr, schedule, warmup, min_lr: peak rate, shape, share of the run to warm up in, last share of ``lr``.
-        batch_tokens: tokens per optimiser step over all processes and accumulation steps together.
-        accumulate: forward passes per optimiser step and process.
-        max_length: longer sequences are cut into windows of this many tokens; None means ``batch_tokens``.
-        optimizer: ``adamw``, or ``muon`` for the head's matrices (torch >= 2.9; AdamW for the rest).
-        weight_decay, betas, max_grad_norm: of the optimiser, and gradient clipping (0 turns clipping off).
-        ema: decay of an exponential moving average of the weights, which is then what is evaluated and kept.
+        max_length: None means ``batch_tokens``.
+        betas: of AdamW.
+        ema: the average is what is evaluated, too.
         precision: ``bf16`` and ``fp16`` are autocast; the head's own weights stay float32.
-        save_dtype: of the saved head's weights.
-        held_out: share of the prompts kept for evaluation; 0 evaluates nothing.
         seed: of initial weights, noise and data order (the held-out split does not depend on it).
-        evaluations: how often to evaluate, spread over the run.
-        save_minutes, save_steps: checkpoint every so often; ``save_steps`` wins where given.
-        log_steps: optimiser steps between two log lines.
-        workers: data loader processes.
-        report_to: a ``transformers`` reporting integration, such as "tensorboard" or "wandb", or "none".
         trainer_args: further ``transformers.TrainingArguments`` fields, such as ``fsdp``.
     """
 
-    head: str = "eagle3"
+    held_out: Annotated[Share, Field(description="Share of the prompts held out for evaluation.")] = 0.05
+    head: Annotated[str, Field(description="Kind of head.")] = "eagle3"
+    spec: Annotated[str | None, Field(description="Capture points; default: the dump's, or EAGLE-3's.")] = (
+        None
+    )
+    draft_vocab: Annotated[
+        Count | None,
+        Field(description="Tokens the head can draft, by frequency; default: the whole vocabulary."),
+    ] = None
     head_config: Mapping[str, Any] = field(default_factory=dict)
-    spec: str | None = None
-    draft_vocab: Count | None = None
-    init_from: str | None = None
-    written_for: str | None = None
-    accept_unverified: bool = False
-    pickles: bool = False
-    steps: Count | None = None
-    epochs: Annotated[float, Field(gt=0, le=1e6)] | None = None
-    max_minutes: Minutes | None = None
-    lr: Annotated[float, Field(gt=0)] = 1e-3
+    init_from: Annotated[str | None, Field(description="Start from this head, in any layout.")] = None
+    written_for: Annotated[
+        str | None, Field(description="The library whose layer ids --init-from has; or give --spec.")
+    ] = None
+    accept_unverified: Annotated[
+        bool, Field(description="Take what a library's ids mean from its source alone.")
+    ] = False
+    pickles: Annotated[bool, Field(description="Open a .bin of --init-from, weights only.")] = False
+    steps: Annotated[Count | None, Field(description="Stop after so many optimiser steps.")] = None
+    epochs: Annotated[
+        float | None, Field(gt=0, le=1e6, description="Stop after so many passes over the data.")
+    ] = None
+    max_minutes: Annotated[
+        Minutes | None, Field(description="Stop after so much time; the learning rate follows it.")
+    ] = None
+    lr: Annotated[float, Field(gt=0, description="Peak learning rate.")] = 1e-3
     schedule: Schedule = "cosine"
-    warmup: Share = 0.03
-    min_lr: Share = 0.0
-    batch_tokens: Count = 2048
-    accumulate: Count = 1
-    max_length: Count | None = None
-    optimizer: OptimizerName = "adamw"
+    warmup: Annotated[Share, Field(description="Share of the run spent warming up.")] = 0.03
+    min_lr: Annotated[Share, Field(description="Final share of the peak learning rate.")] = 0.0
+    batch_tokens: Annotated[Count, Field(description="Tokens per optimiser step, over all processes.")] = 2048
+    accumulate: Annotated[Count, Field(description="Forward passes per optimiser step.")] = 1
+    max_length: Annotated[Count | None, Field(description="Cut longer sequences into windows.")] = None
+    optimizer: Annotated[
+        Literal["adamw", "muon"], Field(description="Of the head's matrices; muon needs torch >= 2.9.")
+    ] = "adamw"
     weight_decay: NotNegative = 0.01
     betas: tuple[Share, Share] = (0.9, 0.95)
-    max_grad_norm: NotNegative = 1.0
-    ema: Share | None = None
-    precision: Precision = "float32"
-    save_dtype: SaveDtype = "float32"
-    held_out: Share = 0.05
+    max_grad_norm: Annotated[NotNegative, Field(description="Gradient clipping; 0 for none.")] = 1.0
+    ema: Annotated[
+        Share | None, Field(description="Decay of a moving average of the weights, kept at the end.")
+    ] = None
+    precision: Annotated[Literal["float32", "bf16", "fp16"], Field(description="Autocast of the head.")] = (
+        "float32"
+    )
+    save_dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], Field(description="Of the saved head's weights.")
+    ] = "float32"
     # What NumPy, which transformers seeds too, takes.
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    evaluations: CountOrNone = 10
-    save_minutes: Minutes = 10.0
-    save_steps: Count | None = None
-    log_steps: Count = 10
-    workers: Annotated[int, Field(ge=0, le=1024)] = 0
-    report_to: str = "none"
+    evaluations: Annotated[CountOrNone, Field(description="How often to evaluate.")] = 10
+    save_minutes: Annotated[Minutes, Field(description="Minutes between checkpoints.")] = 10.0
+    save_steps: Annotated[
+        Count | None, Field(description="Steps between checkpoints, instead of minutes.")
+    ] = None
+    log_steps: Annotated[Count, Field(description="Steps between log lines.")] = 10
+    workers: Annotated[int, Field(ge=0, le=1024, description="Data loader processes.")] = 0
+    report_to: Annotated[str, Field(description="tensorboard, wandb, ... or none.")] = "none"
     trainer_args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -31,41 +31,28 @@ UNBOUNDED: Final = 2**31 - 1
 _MOST_PASSES: Final = 1000
 #: Fields of `TrainingArguments`.
 _FIELDS: Final = frozenset(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
-#: Fields of `TrainingArguments` that are settings of `TrainConfig`.
-_OWN: Final = frozenset(
-    {
-        "output_dir",
-        "max_steps",
-        "learning_rate",
-        "seed",
-        "bf16",
-        "fp16",
-        "max_grad_norm",
-        "gradient_accumulation_steps",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-    }
-)
 
 
 def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments:
-    if taken := sorted(_OWN & set(config.trainer_args)):
+    settings: dict[str, Any] = {
+        "output_dir": str(run),
+        "max_steps": 1,  # until `_steps` is known, which needs the number of processes
+        "learning_rate": config.lr,
+        "seed": config.seed,
+        "bf16": config.precision == "bf16",
+        "fp16": config.precision == "fp16",
+        "max_grad_norm": config.max_grad_norm,
+        "gradient_accumulation_steps": config.accumulate,
+        "weight_decay": config.weight_decay,
+        "adam_beta1": config.betas[0],
+        "adam_beta2": config.betas[1],
+    }
+    if taken := sorted(settings.keys() & config.trainer_args.keys()):
         raise TrainingError(f"trainer_args must not set {', '.join(taken)}: these are settings of their own")
     check_names("transformers.TrainingArguments", config.trainer_args, _FIELDS, TrainingError)
     _check_passes(config, setup)
     device = next(setup.anatomy.lm_head.parameters()).device
-    values: dict[str, Any] = {
-        "output_dir": str(run),
-        "learning_rate": config.lr,
-        "weight_decay": config.weight_decay,
-        "adam_beta1": config.betas[0],
-        "adam_beta2": config.betas[1],
-        "max_grad_norm": config.max_grad_norm,
-        "gradient_accumulation_steps": config.accumulate,
-        "seed": config.seed,
-        "bf16": config.precision == "bf16",
-        "fp16": config.precision == "fp16",
+    defaults: dict[str, Any] = {
         "use_cpu": device.type == "cpu",
         "per_device_train_batch_size": 1,
         "logging_steps": config.log_steps,
@@ -80,9 +67,9 @@ def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments
         "ddp_broadcast_buffers": False,  # the head's buffers are the target's own rows, and constant
         "ddp_find_unused_parameters": False,
         "remove_unused_columns": False,
-    } | dict(config.trainer_args)
+    }
     with trainer_arguments(config):
-        args = TrainingArguments(max_steps=1, **values)
+        args = TrainingArguments(**settings, **defaults | dict(config.trainer_args))
     args.max_steps = _steps(config, setup, args.world_size)
     args._n_gpu = min(args.n_gpu, 1)  # one process drives one device; more of them under torchrun
     return args

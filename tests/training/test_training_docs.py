@@ -23,6 +23,9 @@ def test_every_setting_of_the_command_is_one_of_train_config():
     from capture_hooks.training import TrainConfig
 
     group = typer.main.get_command(build(["train"]))
-    options = {option.name for option in group.commands["train"].params}
+    options = {option.name: option for option in group.commands["train"].params}
     renamed = {"head_config": "set_", "trainer_args": "trainer"}
-    assert {renamed.get(f.name, f.name) for f in fields(TrainConfig)} - options == {"betas"}
+    assert {renamed.get(f.name, f.name) for f in fields(TrainConfig)} - options.keys() == {"betas"}
+    same = [f for f in fields(TrainConfig) if f.name in options]
+    assert len(same) > 25
+    assert {f.name: options[f.name].default for f in same} == {f.name: f.default for f in same}

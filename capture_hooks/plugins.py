@@ -28,7 +28,7 @@ import os
 import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar, final
@@ -71,12 +71,21 @@ class MissingPluginError(PluginError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """A plugin that was loaded, and the names it adds, by kind (kinds it does not implement are absent)."""
+    """A plugin, and the distribution that declares it.
+
+    Attributes:
+        name: entry-point name.
+        distribution, version: the installed distribution.
+        adds: the names it adds, by kind (kinds it does not implement are absent).
+    """
 
     name: str
     distribution: str
     version: str
-    adds: Mapping[str, tuple[str, ...]]
+    adds: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.distribution} {self.version})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +117,19 @@ class BrokenPlugin:
 class Contributions(Mapping[str, _T], Generic[_T]):
     """Read-only values by name, sorted; a missing name raises a `PluginError` that lists them."""
 
-    __slots__ = ("_broken", "_kind", "_values")
+    __slots__ = ("_broken", "_kind", "_owners", "_values")
 
-    def __init__(self, kind: str, values: Mapping[str, _T], broken: Sequence[BrokenPlugin]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        values: Mapping[str, _T],
+        owners: Mapping[str, PluginInfo],
+        broken: Sequence[BrokenPlugin],
+    ) -> None:
         self._kind = kind
         self._values = dict(sorted(values.items()))
-        self._broken = tuple(broken)
+        self._owners = owners
+        self._broken = broken
 
     def __getitem__(self, name: str) -> _T:
         if name in self._values:
@@ -156,44 +172,44 @@ class Registry:
         self._manager.add_hookspecs(hookspecs)
         self._strict = strict
         #: By plugin name, those that are registered and those that could not be.
-        self._origins: dict[str, _Origin] = {}
+        self._origins: dict[str, PluginInfo] = {}
         self._unloadable: list[BrokenPlugin] = []
-        self._collected: dict[str, _Collected] = {}
+        self._collected: dict[str, Contributions[Any]] = {}
 
     @property
     def anatomies(self) -> Contributions[Any]:
         """How to find the decoder's parts (`capture.AnatomyProvider`), by provider name."""
-        return self._contributions("anatomies")
+        return self._collect("anatomies")
 
     @property
     def heads(self) -> Contributions[Any]:
         """Draft heads (`heads.HeadProvider`), by name."""
-        return self._contributions("heads")
+        return self._collect("heads")
 
     @property
     def conventions(self) -> Contributions[Any]:
         """Meanings of integer layer ids (`conventions.Convention`), by name."""
-        return self._contributions("conventions")
+        return self._collect("conventions")
 
     @property
     def readers(self) -> Contributions[Any]:
         """How engines read a head's ``config.json`` (`conventions.Reader`), by name."""
-        return self._contributions("readers")
+        return self._collect("readers")
 
     @property
     def formats(self) -> Contributions[Any]:
         """Formats of hidden-state dumps (`interop.dumps.DumpFormat`), by name."""
-        return self._contributions("formats")
+        return self._collect("formats")
 
     @property
     def engines(self) -> Contributions[Any]:
         """Engines (`engines.contract.EngineProvider`), by name."""
-        return self._contributions("engines")
+        return self._collect("engines")
 
     @property
     def commands(self) -> Contributions[Any]:
         """Extra commands of the command line (`cli.contract.Command`), by name."""
-        return self._contributions("commands")
+        return self._collect("commands")
 
     @property
     def plugins(self) -> tuple[PluginInfo, ...]:
@@ -204,10 +220,10 @@ class Registry:
     @property
     def broken(self) -> tuple[BrokenPlugin, ...]:
         """Every plugin, or hook of one, that was left out, by name.  Calls every hook."""
-        hooks = [broken for kind in KINDS for broken in self._collect(kind).broken]
+        hooks = [broken for kind in KINDS for broken in self._collect(kind)._broken if broken.hook]
         return tuple(sorted((*self._unloadable, *hooks), key=lambda broken: broken.name))
 
-    def _load(self, entry_point: metadata.EntryPoint, origin: _Origin) -> None:
+    def _load(self, entry_point: metadata.EntryPoint, origin: PluginInfo) -> None:
         """Import and register one plugin; report it where that fails.
 
         Raises:
@@ -229,40 +245,39 @@ class Registry:
                 self._manager.unregister(name=origin.name)
             self._unloadable.append(self._leave_out(origin, error))
 
-    def _collect(self, kind: str) -> _Collected:
+    def _collect(self, kind: str) -> Contributions[Any]:
         """Call one hook of every plugin that implements it, in the order of their names."""
         if kind in self._collected:
             return self._collected[kind]
         hook: pluggy.HookCaller = getattr(self._manager.hook, f"{PROJECT}_{kind}")
-        found = _Collected({}, {}, [])
+        values: dict[str, Any] = {}
+        owners: dict[str, PluginInfo] = {}
+        broken = list(self._unloadable)
         for implementation in sorted(hook.get_hookimpls(), key=lambda one: one.plugin_name):
             origin = self._origins[implementation.plugin_name]
             try:
                 added = _checked(implementation.function(), kind)
             except _ISOLATED as error:
-                found.broken.append(self._leave_out(origin, error, hook.name))
+                broken.append(self._leave_out(origin, error, hook.name))
                 continue
             for name, value in added.items():
-                if name in found.owners:
-                    raise _duplicate(f"{kind} named {name!r}", found.owners[name], origin)
-                found.owners[name] = origin
-                found.values[name] = value
-        self._collected[kind] = found
-        return found
+                if name in owners:
+                    raise _duplicate(f"{kind} named {name!r}", owners[name], origin)
+                owners[name] = origin
+                values[name] = value
+        self._collected[kind] = Contributions(kind, values, owners, broken)
+        return self._collected[kind]
 
-    def _contributions(self, kind: str) -> Contributions[Any]:
-        found = self._collect(kind)
-        return Contributions(kind, found.values, (*self._unloadable, *found.broken))
-
-    def _info(self, origin: _Origin) -> PluginInfo:
-        added = {
-            kind: tuple(sorted(name for name, owner in self._collect(kind).owners.items() if owner is origin))
-            for kind in KINDS
+    def _info(self, origin: PluginInfo) -> PluginInfo:
+        """The plugin with what it adds."""
+        added = {kind: self._collect(kind) for kind in KINDS}
+        names = {
+            kind: tuple(name for name in found if found._owners[name] is origin)
+            for kind, found in added.items()
         }
-        adds = {kind: names for kind, names in added.items() if names}
-        return PluginInfo(origin.name, origin.distribution, origin.version, MappingProxyType(adds))
+        return replace(origin, adds=MappingProxyType({kind: mine for kind, mine in names.items() if mine}))
 
-    def _leave_out(self, origin: _Origin, error: BaseException, hook: str | None = None) -> BrokenPlugin:
+    def _leave_out(self, origin: PluginInfo, error: BaseException, hook: str | None = None) -> BrokenPlugin:
         text = " ".join(str(error).split()) or "no message"
         reason = text if isinstance(error, PluginError) else f"{type(error).__name__}: {text}"
         lines = "".join(traceback.format_exception(error))
@@ -291,10 +306,10 @@ def build_registry(
     found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
 
     built = Registry(_flag(environ, "CAPTURE_HOOKS_STRICT_PLUGINS"))
-    built._load(_CORE, _Origin(_CORE.name, "capture-hooks", __version__))
+    built._load(_CORE, PluginInfo(_CORE.name, "capture-hooks", __version__))
     seen: set[str] = set()
     for entry_point in sorted(found, key=lambda e: (e.name, e.value)):
-        origin = _Origin.of(entry_point)
+        origin = _declared(entry_point)
         names = {_canonical(origin.name), _canonical(origin.distribution)}
         seen |= names
         if not names & unwanted and (names & wanted if wanted else autoload):
@@ -303,7 +318,7 @@ def build_registry(
         absent = PluginError(
             "named in CAPTURE_HOOKS_PLUGINS, but no installed plugin or distribution is called that"
         )
-        built._unloadable.append(built._leave_out(_Origin(name, "not installed", "-"), absent))
+        built._unloadable.append(built._leave_out(PluginInfo(name, "not installed", "-"), absent))
     return built
 
 
@@ -313,32 +328,11 @@ def registry() -> Registry:
     return build_registry()
 
 
-@dataclass(frozen=True, slots=True)
-class _Origin:
-    """A plugin's name, and the distribution that declares it."""
-
-    name: str
-    distribution: str
-    version: str
-
-    @classmethod
-    def of(cls, entry_point: metadata.EntryPoint) -> _Origin:
-        """An entry point made by hand belongs to no distribution."""
-        if entry_point.dist is None:
-            return cls(entry_point.name, "no distribution", "-")
-        return cls(entry_point.name, entry_point.dist.name, entry_point.dist.version)
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.distribution} {self.version})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Collected:
-    """One kind, from every plugin: values and where they come from, by name."""
-
-    values: dict[str, Any]
-    owners: dict[str, _Origin]
-    broken: list[BrokenPlugin]
+def _declared(entry_point: metadata.EntryPoint) -> PluginInfo:
+    """The plugin that it names; one made by hand belongs to no distribution."""
+    if entry_point.dist is None:
+        return PluginInfo(entry_point.name, "no distribution", "-")
+    return PluginInfo(entry_point.name, entry_point.dist.name, entry_point.dist.version)
 
 
 def _checked(result: object, kind: str) -> dict[str, Any]:
@@ -375,7 +369,7 @@ def _checked_name(value: object, kind: str) -> str:
     return name
 
 
-def _duplicate(what: str, first: _Origin, second: _Origin) -> PluginError:
+def _duplicate(what: str, first: PluginInfo, second: PluginInfo) -> PluginError:
     return PluginError(
         f"two {what}: one from {first.distribution} {first.version}, one from {second.distribution} "
         f"{second.version}; uninstall one, or name its distribution in CAPTURE_HOOKS_DISABLE_PLUGINS"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ..errors import HeadError
 from ._ids import parse_ids
 
 
@@ -41,7 +43,11 @@ def explain(
     pickles: Annotated[
         bool, typer.Option("--pickles", help="Open .bin, .pt and .ckpt, weights only.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show earlier versions, other libraries and all findings, too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page to look at in a browser, too.")] = None,
 ) -> None:
     """Say which states each engine will feed a head, and whether it was trained on them.
 
@@ -62,14 +68,33 @@ def explain(
     )
     if subject is None and ids is None:
         raise typer.BadParameter("give a head's or a dump's directory, or --ids")
+    if html is not None:
+        from ._page import check_page
+
+        check_page(html, subject, HeadError)
     known = Known(registry().conventions, tuple(registry().readers.values()), registry().formats)
     report = explained(subject, None if ids is None else parse_ids(ids), asked, known)
-    good = agrees(report, engine or [])
+    engines = engine or []
+    good = agrees(report, engines)
+    if html is not None:
+        from ..io import replacing
+        from ._explain_html import page
+
+        with replacing(html) as file:
+            file.write(page(report, engines).encode())
     if as_json:
         print(json.dumps(report.to_json(), indent=2))
     else:
-        from ._explain_view import show
+        from rich.console import Console
 
-        show(report)
+        from ._explain_view import show, show_all
+
+        console = Console(highlight=False)
+        if everything:
+            show_all(report, console)
+        else:
+            show(report, console, engines)
+        if html is not None:
+            console.print(f"\nsaved {html}", soft_wrap=True, markup=False)
     if not good:
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from capture_hooks.cli._explain_view import show
+from capture_hooks.cli._explain_view import show_all
 from capture_hooks.cli.app import build
 from capture_hooks.errors import CaptureHooksError
 from capture_hooks.interop.explain import Asked, Report, explain_ids
@@ -163,7 +163,7 @@ def test_no_fact_is_cut(width, family):
     report = explain_ids([2, 30, 61], asked)
     report = report.model_copy(update={"rows": tuple(row for row in report.rows if row.asked == "ids")})
     console = Console(width=width, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
-    show(report, console)
+    show_all(report, console)
     text = console.export_text()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
     assert "…" not in text
@@ -183,7 +183,7 @@ def test_the_versions_of_an_engine_that_do_the_same_are_one_line():
     config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}}
     readers = [reader for reader in registry().readers.values() if reader.library == "sglang"]
     console = Console(width=80, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
-    show(explain_ids([2, 15, 27], Asked(family="llama", layers=30, written_for="sglang")), console)
+    show_all(explain_ids([2, 15, 27], Asked(family="llama", layers=30, written_for="sglang")), console)
     engines = columns(console.export_text().partition("when it reads this file:")[2])[0]
     same = {r.versions: r.read(config, "llama", 30).captured for r in readers}
     assert len(set(same.values())) == 2, "the story of this test: CUDA graphs ignored the ids up to 0.5.10"

@@ -6,6 +6,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from capture_hooks import CaptureSpec
+from capture_hooks.store import Example, Examples, write_dump
+from capture_hooks.testing import tiny
+
 HIDDEN, VOCABULARY, DRAFT, INTER = 8, 40, 10, 12
 OFFSETS = [0, 0, 1, 1, 3, 3, 3, 9, 20, 30]
 
@@ -86,3 +90,12 @@ def raw_head(tmp_path):
         return str(place)
 
     return write
+
+
+@pytest.fixture(scope="session")
+def dump_of_ours(tmp_path_factory):
+    tokens = torch.arange(6)
+    place = tmp_path_factory.mktemp("dump") / "ours"
+    examples = Examples("made up", (Example(tokens, tokens > 2, "here:0"),))
+    write_dump(tiny.llama(), CaptureSpec.parse("post.0, post.2 -> post.3"), examples, place)
+    return str(place)

@@ -7,9 +7,10 @@ import torch
 from transformers import LlamaConfig
 
 from capture_hooks.capture import find_anatomy
-from capture_hooks.interop.explain import Asked, Known, Row, Verdict, explain_head
+from capture_hooks.interop.explain import Asked, Known, explain_head
 from capture_hooks.interop.explain.checks import inputs
 from capture_hooks.interop.explain.compare import state_of
+from capture_hooks.interop.explain.report import Row, Verdict
 from capture_hooks.interop.explain.subject import head_subject
 from capture_hooks.spec import CaptureSpec, Point
 from capture_hooks.testing import tiny

@@ -4,24 +4,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from capture_hooks import CaptureSpec
 from capture_hooks.errors import StoreError
 from capture_hooks.interop.explain import Asked, explain_dump
-from capture_hooks.store import Example, Examples, write_dump
-from capture_hooks.testing import tiny
 
 
-@pytest.fixture(scope="module")
-def ours(tmp_path_factory):
-    tokens = torch.arange(6)
-    place = tmp_path_factory.mktemp("dump") / "ours"
-    examples = Examples("made up", (Example(tokens, tokens > 2, "here:0"),))
-    write_dump(tiny.llama(), CaptureSpec.parse("post.0, post.2 -> post.3"), examples, place)
-    return str(place)
-
-
-def test_ours_says_what_it_holds_and_what_each_library_must_be_told(ours):
-    report = explain_dump(ours)
+def test_ours_says_what_it_holds_and_what_each_library_must_be_told(dump_of_ours):
+    report = explain_dump(dump_of_ours)
     assert [state.point for state in report.trained.inputs] == ["post.0", "post.2"]
     told = {row.engine: row for row in report.rows if row.asked == "told"}
     assert told["vllm"].ids == (1, 3)
@@ -39,9 +27,9 @@ def test_ours_says_what_it_holds_and_what_each_library_must_be_told(ours):
         ("--written-for", None, Asked(written_for="vllm")),
     ],
 )
-def test_what_ours_says_itself_is_not_taken_from_the_user(ours, option, ids, asked):
+def test_what_ours_says_itself_is_not_taken_from_the_user(dump_of_ours, option, ids, asked):
     with pytest.raises(StoreError, match=f"leave {option} out"):
-        explain_dump(ours, ids, asked)
+        explain_dump(dump_of_ours, ids, asked)
 
 
 def test_anothers_does_not_say_which_states_it_holds_until_the_user_does(tmp_path):

@@ -6,26 +6,19 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from ...store.data.pieces import Drawn, drawn, printable
+from ...store.data.pieces import Drawn, drawn
+from .._page import as_html as _text
+from .._page import document
 from ._preview_view import heading, too_long
 
 if TYPE_CHECKING:
     from ...training.preview import Figures, Preview, Shown
 
 _STYLE: Final = """
-:root { color-scheme: light dark; --ink: #1b1f24; --paper: #fff; --soft: #59636e; --line: #d8dee4;
-  --learnt: #c8f0d2; --edge: #2da44e; --special: #8250df; --mark: #bc4c00; --bar: #54aeff;
-  --over: #e5534b; --panel: #f6f8fa; --warn: #fff3cd; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --soft: #9198a1;
-  --line: #30363d; --learnt: #12412a; --edge: #3fb950; --special: #d2a8ff; --mark: #ffa657;
-  --bar: #388bfd; --over: #f85149; --panel: #161b22; --warn: #3b2e00; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1rem; max-width: 72rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.4rem; margin: 0 0 .25rem; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
-p { margin: .25rem 0; }
-.soft { color: var(--soft); }
+:root { --learnt: #c8f0d2; --edge: #2da44e; --special: #8250df; --mark: #bc4c00; --bar: #54aeff;
+  --over: #e5534b; --warn: #fff3cd; }
+@media (prefers-color-scheme: dark) { :root { --learnt: #12412a; --edge: #3fb950; --special: #d2a8ff;
+  --mark: #ffa657; --bar: #388bfd; --over: #f85149; --warn: #3b2e00; } }
 code { white-space: nowrap; }
 .warnings { background: var(--warn); border-radius: .5rem; padding: .5rem 1rem; margin: 1rem 0; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .5rem;
@@ -53,21 +46,14 @@ th.wide { text-align: left; }
 i { color: var(--mark); font-style: normal; opacity: .8; }
 #edges:checked ~ .row .t { outline: 1px solid var(--line); }
 """
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(found: Preview) -> str:
     """The page."""
-    return "".join(_page(found))
+    return document(found.source, _STYLE, "".join(_body(found)))
 
 
-def _page(found: Preview) -> Iterator[str]:
-    yield (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<title>{_text(found.source)}</title><style>{_STYLE}</style></head><body>\n"
-    )
+def _body(found: Preview) -> Iterator[str]:
     yield f'<h1>{_text(found.source)}</h1><p class="soft">as {_text(found.model)} will learn it</p>\n'
     if found.warnings:
         yield '<div class="warnings">'
@@ -87,7 +73,6 @@ def _page(found: Preview) -> Iterator[str]:
     )
     for shown in found.shown:
         yield from _row(shown, heading(shown, found.figures))
-    yield "</body></html>\n"
 
 
 def _figures(found: Figures) -> Iterator[str]:
@@ -166,7 +151,3 @@ def _token(one: Drawn) -> str:
     parts = "".join(f"<i>{escape(text)}</i>" if mark else escape(text) for text, mark in one.parts)
     times = f"<i>×{one.times:,}</i>" if one.times > 1 else ""
     return f'<span class="{kind}" title="id {ids} at {piece.start}">{parts}{times}</span>'
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))

@@ -59,11 +59,12 @@ def preview(
     from ...target import context_length, load_config, load_processor, load_tokenizer
     from ...training.preview import pick, why_not
     from ...training.preview import preview as look_at
+    from .._page import check_page
     from ._preview_html import page
     from ._preview_view import show
 
     if html is not None:
-        _check_page(html, data)
+        check_page(html, data, DataError)
     options = DataOptions(limit, split, chat_template, tuple(template_arg or ()), turns, bad_rows)
     settings = options.settings()
     config = load_config(model)
@@ -96,13 +97,3 @@ def preview(
     show(found, console, whole=row is not None)
     if html is not None:
         console.print(f"\nsaved {html}", soft_wrap=True)
-
-
-def _check_page(html: Path, data: str) -> None:
-    """Whether the page can be written, before the data is read for an hour."""
-    if html.exists() and not html.is_file():
-        raise DataError(f"--html {html} is a directory or a device; give the name of a file")
-    if not html.parent.is_dir():
-        raise DataError(f"--html {html}: {html.parent} is no directory")
-    if html.exists() and Path(data).exists() and html.samefile(data):
-        raise DataError(f"--html {html} is the data itself; give another name")

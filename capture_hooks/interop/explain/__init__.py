@@ -9,23 +9,22 @@ from ...errors import HeadError
 from ...heads.files import CONFIG
 from .applying import Known
 from .checks import findings
-from .report import Finding, Report, Row, State, Verdict
+from .report import Report, Row
 from .rows import of_dump, of_file, of_ids, requested
 from .subject import Asked, Subject, dump_subject, head_subject, ids_subject
+from .summary import Summary, concerns, summary
 
 __all__ = [
     "Asked",
-    "Finding",
     "Known",
     "Report",
-    "Row",
-    "State",
-    "Verdict",
+    "Summary",
     "agrees",
     "explain",
     "explain_dump",
     "explain_head",
     "explain_ids",
+    "summary",
 ]
 
 
@@ -101,7 +100,7 @@ def agrees(report: Report, engines: Sequence[str]) -> bool:
         if any(row.verdict.outcome != "same" for row in rows):
             return False
         concerned = {name for row in rows for name in (row.library, row.engine)}
-        if any(concerned & set(finding.engines) for finding in wrong):
+        if any(concerns(finding, concerned) for finding in wrong):
             return False
     return True
 

@@ -27,11 +27,12 @@ from typing import Any
 
 import psutil
 import torch
-from capture_hooks_sglang.running.capture import IN_FLIGHT, ROOM, capture, command_line
-from capture_hooks_sglang.running.server import Server, running
+from capture_hooks_sglang.driver import SGLangDriver
 
 from capture_hooks import CaptureSpec
 from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
+from capture_hooks.engines.process import EngineProcess
+from capture_hooks.engines.prompts import IN_FLIGHT
 from capture_hooks.store import Example, Examples
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 
@@ -58,7 +59,8 @@ def main() -> None:
         _examples(source, args.sequences, anatomy.vocab_size, number) for number in range(args.rounds + 1)
     ]
     rounds: list[tuple[int, dict[str, tuple[float, float]]]] = []
-    with running(command_line(model, flags), ROOM) as bare, capture(model, spec, flags) as engine:
+    driver = SGLangDriver()
+    with driver.bare(model, flags) as (bare, _), driver.capture(model, spec, flags) as engine:
         trial = first_states(engine, parts[0])
         fingerprint = checkpoint_fingerprint(args.model, dtype_of(trial))
         for number, part in enumerate(parts):
@@ -100,7 +102,7 @@ def _examples(source: random.Random, count: int, vocab_size: int, seed: int) -> 
     return Examples("benchmark", tuple(made))
 
 
-def _prefill(server: Server, examples: Examples, **options: Any) -> None:
+def _prefill(server: EngineProcess, examples: Examples, **options: Any) -> None:
     sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}
     if options:
         options["return_logprob"] = True

@@ -93,7 +93,7 @@ class SomeFormat(Named, Protocol):
 
 
 class SomeEngine(Named, Protocol):
-    """In full: `capture_hooks.engines.contract.EngineProvider`."""
+    """In full: `capture_hooks.engines.EngineProvider`."""
 
     capture: Any
     decode: Any

@@ -203,7 +203,7 @@ class Registry:
 
     @property
     def engines(self) -> Contributions[Any]:
-        """Engines (`engines.contract.EngineProvider`), by name."""
+        """Engines (`engines.EngineProvider`), by name."""
         return self._collect("engines")
 
     @property

@@ -46,7 +46,6 @@ UPWARD = {("capture_hooks.heads.loading", "capture_hooks.interop.heads.load")}
 #: Modules that import themselves by way of others.
 CIRCLES = {
     frozenset(("capture_hooks_eagle3.checkpoint", "capture_hooks_eagle3.head")),
-    frozenset(("capture_hooks_vllm.activate", "capture_hooks_vllm.serving.host")),
 }
 #: Modules below the commands that ask for what is installed, instead of being given it.
 ASKING = {

@@ -11,7 +11,7 @@ import typer
 from ..errors import ModelError
 
 if TYPE_CHECKING:
-    from ..engines.contract import EngineProvider
+    from ..engines import EngineProvider
 
 #: The Hugging Face model in this process.
 EMBEDDED: Final = "embedded"

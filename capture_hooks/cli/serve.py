@@ -10,7 +10,7 @@ import typer
 from ._engines import target_path
 
 if TYPE_CHECKING:
-    from ..engines.contract import EngineProvider
+    from ..engines import EngineProvider
 
 
 def register(app: typer.Typer) -> None:

@@ -32,24 +32,25 @@ def in_flight(
         Exception: what ``run`` raised; sequences that have not begun are left out then.
     """
     room = BATCHES * batch_tokens
-    with ThreadPoolExecutor(IN_FLIGHT, "capture-hooks-prompt") as pool:
-        under_way: dict[Future[_T], int] = {}
-        waiting = enumerate(sequences)
-        following = next(waiting, None)
-        try:
-            while following is not None or under_way:
-                tokens = sum(len(sequences[number]) for number in under_way.values())
-                while following is not None and len(under_way) < IN_FLIGHT:
-                    if under_way and tokens + len(following[1]) > room:
-                        break
-                    tokens += len(following[1])
-                    under_way[pool.submit(run, *following)] = following[0]
-                    following = next(waiting, None)
-                for done in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    number = under_way.pop(done)
-                    yield number, done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    # Not a context: leaving that would wait for every prompt under way, also after an interrupt.
+    pool = ThreadPoolExecutor(IN_FLIGHT, "capture-hooks-prompt")
+    under_way: dict[Future[_T], int] = {}
+    waiting = enumerate(sequences)
+    following = next(waiting, None)
+    try:
+        while following is not None or under_way:
+            tokens = sum(len(sequences[number]) for number in under_way.values())
+            while following is not None and len(under_way) < IN_FLIGHT:
+                if under_way and tokens + len(following[1]) > room:
+                    break
+                tokens += len(following[1])
+                under_way[pool.submit(run, *following)] = following[0]
+                following = next(waiting, None)
+            for done in wait(under_way, return_when=FIRST_COMPLETED).done:
+                number = under_way.pop(done)
+                yield number, done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def converse(
@@ -64,7 +65,7 @@ def converse(
     Raises:
         Exception: what ``ask`` raised; prompts that have not begun are left out then.
     """
-    # Not a context: leaving that would wait for whole answers, also after an interrupt.
+    # Not a context, as above.
     pool = ThreadPoolExecutor(DIALOGUES, "capture-hooks-prompt")
     under_way: dict[Future[Generated], Dialogue] = {}
     waiting = (dialogue for dialogue in dialogues if not dialogue.finished)

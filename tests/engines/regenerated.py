@@ -1,7 +1,11 @@
-"""Conversations that an engine answers again, and what `model.generate` answers, one prompt at a time."""
+"""Conversations that an engine answers again, against `model.generate`, one prompt at a time."""
 
 import json
+import os
+import subprocess
+import sys
 
+import pytest
 import torch
 from transformers import GenerationConfig
 
@@ -9,6 +13,7 @@ from capture_hooks.decoding.answering import Regeneration
 from capture_hooks.store.data import TemplateSettings
 from capture_hooks.testing import tiny
 
+CLI = [sys.executable, "-c", "from capture_hooks.cli import main; main()"]
 NEW, TALKS = 20, 12
 END = 2  # of `tiny.tokenizer`
 
@@ -40,6 +45,19 @@ def write_talks(path):
     return path
 
 
+def check_command(engine, folder, model, words, environment):
+    """The command's answers are those of `by_hand`; conversations and target lie in ``folder``."""
+    out = folder / "greedy.jsonl"
+    command = [*CLI, "data", "regenerate", str(folder / "talks.jsonl"), "--model", str(folder / "model")]
+    command += ["--out", str(out), "--max-new-tokens", str(NEW), "--unfinished", "keep"]
+    command += ["--engine", engine, "--", *words]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert f"data    {TALKS} rows, {2 * TALKS} answers to write" in run.stdout
+    assert f"engine  {engine} " in run.stdout
+    assert read(out) == by_hand(model)
+
+
 def by_hand(model):
     """All conversations as `model.generate` answers them."""
     tokenizer = tiny.tokenizer()
@@ -59,11 +77,11 @@ def by_hand(model):
     return made
 
 
-def job(data, out, sampling):
-    """The job of one file."""
+def job(folder, out, sampling):
+    """The job that writes one file."""
     return Regeneration(
-        str(data),
-        out,
+        str(folder / "talks.jsonl"),
+        folder / out,
         tiny.tokenizer(),
         sampling=sampling,
         max_new_tokens=NEW,
@@ -73,18 +91,22 @@ def job(data, out, sampling):
     )
 
 
-def interrupted(made, engine, after):
-    """Run a job and stop it when ``after`` answers are there."""
+def interrupted(folder, out, sampling, engine, after=7):
+    """Stop a job when ``after`` answers are there, and finish it."""
 
     def stop(answers, tokens):
         if answers >= after:
             raise KeyboardInterrupt
 
-    try:
-        made.run(engine, stop)
-    except KeyboardInterrupt:
-        return
-    raise AssertionError("it was not interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        job(folder, out, sampling).run(engine, stop)
+    again = job(folder, out, sampling)
+    assert after <= 2 * TALKS - again.left < 2 * TALKS
+    done = again.run(engine)
+    assert done.answers == 2 * TALKS
+    rows = read(folder / out)
+    assert len({message["content"] for row in rows for message in row["messages"][1::2]}) > TALKS
+    return done
 
 
 def read(path):

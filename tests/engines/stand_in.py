@@ -26,6 +26,10 @@ if given.note:
 
 class Answers(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
+        self._answer(200, {"path": self.path})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/end":
             print("the end", flush=True)
             os._exit(4)
@@ -34,11 +38,10 @@ class Answers(http.server.BaseHTTPRequestHandler):
             self._answer(500, {"error": {"message": "see the log"}})
             self.wfile.flush()
             os._exit(4)
-        self._answer(200, {"path": self.path} if self.path != "/empty" else None)
-
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(*(200, asked) if asked.get("good") else (400, {"error": {"message": "too long"}}))
+        if self.path == "/empty":
+            self._answer(200, None)
+        else:
+            self._answer(*(200, asked) if asked.get("good") else (400, {"error": {"message": "too long"}}))
 
     def _answer(self, status, body):
         self.send_response(status)

@@ -8,18 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from capture_hooks.engines.server import GoneError, running
+from capture_hooks.engines.bound import bound_command
+from capture_hooks.engines.checks import free_port
+from capture_hooks.engines.command import Command
+from capture_hooks.engines.process import GoneError, started
 from capture_hooks.errors import EngineError
 
 HERE = Path(__file__).parent
 COMMAND = """
 import sys
-from capture_hooks.engines.server import running
-with running("Engine", "stand_in", ["--note", sys.argv[1]], {}, lambda server: server.get("/about")):
+sys.path.insert(0, sys.argv[1])
+from test_process import running
+with running("--note", sys.argv[2]):
     print("ready", flush=True)
     sys.stdin.read()
 """
@@ -30,11 +35,22 @@ def environment(monkeypatch, tmp_path):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr("tempfile.tempdir", None)
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def started(*words, cause=lambda log: None):
-    return running("Engine", "stand_in", words, {}, lambda server: server.get("/about"), cause)
+def about(server):
+    status, told = server.answer("/about")
+    return told if status == 200 else None
+
+
+@contextmanager
+def running(*words, cause=lambda log: None):
+    port = free_port()
+    argv = tuple(bound_command("stand_in", [*words, "--host", "127.0.0.1", "--port", str(port)]))
+    command = Command(argv, "http", "127.0.0.1", "127.0.0.1", port, "")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+    with started("Engine", command, environment, quiet=True, cause=cause) as server:
+        assert server.until_ready(about, 60) == {"path": "/about"}
+        yield server
 
 
 def left(tmp_path):
@@ -52,9 +68,8 @@ def alive(pid):
 
 def test_it_answers_refuses_and_leaves_nothing(tmp_path):
     note = tmp_path / "note"
-    with started("--note", str(note)) as server:
-        assert server.info == {"path": "/about"}
-        assert server.get("/empty") is None
+    with running("--note", str(note)) as server:
+        assert server.post("/empty", {}) is None
         assert server.post("/", {"good": True}) == {"good": True}
         with pytest.raises(EngineError, match=r"^Engine refused: too long$"):
             server.post("/", {"good": False})
@@ -68,21 +83,21 @@ def test_it_answers_refuses_and_leaves_nothing(tmp_path):
 @pytest.mark.parametrize("path", ["/end", "/fail"])
 def test_one_that_ends_says_its_last_words(path):
     with (
-        started() as server,
+        running() as server,
         pytest.raises(GoneError, match=r"(?s)^Engine ended with 4:\nline 29\n.*the end$"),
     ):
-        server.get(path)
+        server.post(path, {})
 
 
 def test_one_that_does_not_start_says_why(tmp_path):
     with (
         pytest.raises(EngineError, match=r"(?s)^Engine ended with 3:\n.*no room$"),
-        started("--dies", "no room"),
+        running("--dies", "no room"),
     ):
         pass
     with (
         pytest.raises(EngineError, match=r"^Engine ended with 3: 'no room' is the end$"),
-        started("--dies", "no room", cause=lambda log: f"{log.splitlines()[-1]!r} is the end"),
+        running("--dies", "no room", cause=lambda log: f"{log.splitlines()[-1]!r} is the end"),
     ):
         pass
     assert left(tmp_path) == []
@@ -94,7 +109,7 @@ def test_one_that_does_not_start_says_why(tmp_path):
 def test_it_ends_with_the_command_that_started_it(tmp_path, number, code):
     note = tmp_path / "note"
     command = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, str(note)],
+        [sys.executable, "-c", COMMAND, str(HERE), str(note)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

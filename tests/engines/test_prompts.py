@@ -71,6 +71,23 @@ def test_every_dialogue_is_led_to_its_end(shapes):
         assert talk.answers == ([] if talk.finished else wanted)
 
 
+def test_an_interrupt_does_not_wait_for_prompts_under_way():
+    release = threading.Event()
+
+    def run(number, sequence):
+        if number:
+            release.wait(60)
+
+    found = in_flight(run, [[0]] * 3, 1)
+    try:
+        assert next(found) == (0, None)
+        with pytest.raises(KeyboardInterrupt):
+            found.throw(KeyboardInterrupt())
+        assert not release.is_set()
+    finally:
+        release.set()
+
+
 def test_an_error_does_not_wait_for_answers_under_way():
     asked, release = threading.Event(), threading.Event()
 

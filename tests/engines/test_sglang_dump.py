@@ -19,7 +19,7 @@ import torch
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed (tests/engines/README.md)", allow_module_level=True)
 
-from capture_hooks_sglang.running.capture import capture
+from capture_hooks_sglang.driver import SGLangDriver
 from transformers import AutoModelForCausalLM
 
 from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
@@ -146,7 +146,7 @@ def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, 
 def test_two_ranks_give_the_same_dump_and_errors_name_the_sequence(folder, embedded, monkeypatch):
     monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
     examples = read_examples(folder / "data.jsonl")
-    with capture(folder / "model", SPEC, [*FLAGS, "--tp-size", "2"]) as engine:
+    with SGLangDriver().capture(folder / "model", SPEC, [*FLAGS, "--tp-size", "2"]) as engine:
         assert engine.settings["tp_size"] == "2"
         assert engine.batch_tokens == CHUNK
         trial = first_states(engine, examples)

@@ -25,9 +25,7 @@ if importlib.util.find_spec("sglang") is None:
 import openai
 import psutil
 import requests
-from capture_hooks_sglang.launch.command import compose
-from capture_hooks_sglang.launch.installed import SGLANG
-from capture_hooks_sglang.launch.watch import watch
+from capture_hooks_sglang.driver import SGLANG, SGLangDriver
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from capture_hooks.errors import EngineError
@@ -324,10 +322,11 @@ def test_a_wrong_wiring_is_refused_with_the_reason_last(model, port, temporary):
 
 def test_a_server_without_the_plugin_is_stopped(model, port, capfd):
     """Past the check of the setting: whatever else keeps the plugin out is seen by its silence."""
-    command = compose(HEAD, model, [*FLAGS, "--port", str(port)])
+    driver = SGLangDriver()
+    command = driver.compose(HEAD, model, [*FLAGS, "--port", str(port)])
     environment = {**os.environ, **CPU, "SGLANG_PLUGINS": "sgl_kernel_cpu"}
     with pytest.raises(EngineError, match=r"1 of its 1 scheduler ranks never reported .*\(rank 0\)"):
-        watch(command, environment, LONG)
+        driver.follow(command, environment, LONG)
     with pytest.raises(requests.ConnectionError):
         requests.get(f"{command.url}/health", timeout=5)
 

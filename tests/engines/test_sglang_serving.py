@@ -325,7 +325,7 @@ def test_a_spec_without_anyone_to_feed_is_refused(schedulers, llama):
 
 
 def test_every_forward_mode_of_sglangs_is_covered_or_refused_by_name():
-    from capture_hooks_sglang.serving.modes import COVERED, REFUSED
+    from capture_hooks_sglang.forward import COVERED, REFUSED
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     assert {mode.name for mode in ForwardMode} == COVERED | REFUSED.keys()

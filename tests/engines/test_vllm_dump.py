@@ -21,7 +21,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed (make vllm)", allow_module_level=True)
 
 import psutil
-from capture_hooks_vllm.running.capture import capture
+from capture_hooks_vllm.driver import VllmDriver
 from vllm_setting import CPU, FLAGS, make_target
 
 from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
@@ -139,7 +139,7 @@ def test_a_scaled_stream_the_norm_as_input_and_errors_that_name_the_sequence(fol
     spec = CaptureSpec.parse("final_norm, embed, post.1, post.5")
     model = make_target(folder / "granite", "granite", max_position_embeddings=CONTEXT)
     examples = read_examples(folder / "data.jsonl")
-    with capture(folder / "granite", spec, [*FLAGS, "--max_num_batched_tokens=64"]) as engine:
+    with VllmDriver().capture(folder / "granite", spec, [*FLAGS, "--max_num_batched_tokens=64"]) as engine:
         assert (engine.batch_tokens, engine.settings["dtype"]) == (CHUNK, "float32")
         trial = first_states(engine, examples)
         fingerprint = checkpoint_fingerprint(str(folder / "granite"), dtype_of(trial))
@@ -165,7 +165,7 @@ def test_a_scaled_stream_the_norm_as_input_and_errors_that_name_the_sequence(fol
 )
 def test_what_does_not_fit_is_said_before_anything_starts(folder, spec, words, told):
     make_target(folder / "refused", max_position_embeddings=CONTEXT)
-    with pytest.raises(CaptureHooksError, match=told), capture(folder / "refused", spec, words):
+    with pytest.raises(CaptureHooksError, match=told), VllmDriver().capture(folder / "refused", spec, words):
         pass
 
 
@@ -174,6 +174,6 @@ def test_a_start_that_fails_says_why(folder):
     make_target(folder / "wide")
     with (
         pytest.raises(EngineError, match=r"^vLLM ended with 1: ValidationError: .*no_such_quantisation"),
-        capture(folder / "wide", SPEC, [*FLAGS, "--quantization", "no_such_quantisation"]),
+        VllmDriver().capture(folder / "wide", SPEC, [*FLAGS, "--quantization", "no_such_quantisation"]),
     ):
         pass

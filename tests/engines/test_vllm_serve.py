@@ -25,8 +25,7 @@ if importlib.util.find_spec("vllm") is None:
 import openai
 import psutil
 import torch
-from capture_hooks_vllm.launch.command import MODULE, compose, settings_of
-from capture_hooks_vllm.launch.installed import VLLM
+from capture_hooks_vllm.driver import VLLM, VllmDriver
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_setting import CPU, FLAGS, make_target, save_a_head
@@ -132,7 +131,7 @@ def test_it_is_proven_serves_plain_greedys_answer_and_leaves_nothing(port, tempo
         server.wait_for("capture-hooks: serving at")
         first = server.text().splitlines()[0]
         assert first.startswith(f"CAPTURE_HOOKS_HEAD={HEAD} VLLM_CPU_KVCACHE_SPACE=1 ")
-        assert f"-m {MODULE} --model {MODEL} " in first
+        assert f"-m {VllmDriver.module} --model {MODEL} " in first
         told = [line for line in server.text().splitlines() if line.startswith("capture-hooks: ")]
         assert told[0] == (
             "capture-hooks: rank 0 captures post.2, post.15, post.27 (boundaries 3, 16, 28) by vLLM's own "
@@ -187,8 +186,9 @@ def test_ids_one_lower_are_named_before_anything_starts(small, port):
 
 def test_a_server_started_by_hand_names_every_slot_that_is_wrong(small, port, temporary):
     head = edited(small, "by-hand")
-    command = compose(head, small / "target", [*EAGER, "--port", str(port), "--skip-tokenizer-init"])
-    environment = settings_of({**CPU, "CAPTURE_HOOKS_VERIFY": "strict"}, head)
+    driver = VllmDriver()
+    command = driver.compose(head, small / "target", [*EAGER, "--port", str(port), "--skip-tokenizer-init"])
+    environment = driver.with_head({**CPU, "CAPTURE_HOOKS_VERIFY": "strict"}, head)
     with started(command.argv, temporary, port, environment) as refused:
         assert refused.process.wait(LONG) == 1
     said = refused.text()

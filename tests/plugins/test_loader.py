@@ -352,7 +352,7 @@ def test_every_hook_has_a_kind_and_every_kind_its_contract() -> None:
     from capture_hooks.capture.anatomy import AnatomyProvider
     from capture_hooks.cli.contract import Command
     from capture_hooks.conventions import Convention, Reader
-    from capture_hooks.engines.contract import EngineProvider
+    from capture_hooks.engines import EngineProvider
     from capture_hooks.heads.contract import HeadProvider
     from capture_hooks.interop.dumps import DumpFormat
 

@@ -36,7 +36,7 @@ class SGLangAnatomy:
         """
         if not _holds_logits_processor(model):
             raise BindError(f"{type(model).__name__} holds no LogitsProcessor of SGLang's")
-        from .description import describe
+        from .wiring import describe
 
         return describe(model)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from capture_hooks.capture.anatomy import AnatomyProvider
-    from capture_hooks.engines.contract import EngineProvider
+    from capture_hooks.engines import EngineProvider
 
 
 @capture_hooks.hookimpl
@@ -24,6 +24,6 @@ def capture_hooks_anatomies() -> Sequence[AnatomyProvider]:
 @capture_hooks.hookimpl
 def capture_hooks_engines() -> Sequence[EngineProvider]:
     """SGLang, started by us: to capture, to decode, to serve."""
-    from .engine import SGLangEngine
+    from .driver import SGLangDriver
 
-    return [SGLangEngine()]
+    return [SGLangDriver()]

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from capture_hooks_sglang.rows import rows_of
+from capture_hooks_sglang.forward import rows_of
 
 
 def batch(mode, **fields):

@@ -1,23 +1,20 @@
 """Where vLLM meets the plugin: called in each of its processes (entry-point group ``vllm.general_plugins``).
 
-Nothing of vLLM is imported or changed unless a setting asks: `CAPTURE_HOOKS_HEAD` names a head that must be
-fed what it was trained on, `CAPTURE_HOOKS_HANDSHAKE` a directory for reports.
+Nothing of vLLM is imported or changed unless a setting asks: `HEAD` names a head that must be fed what it was
+trained on, ``CAPTURE_HOOKS_HANDSHAKE`` a directory for reports.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from typing import Final
 
-#: The draft head whose witness is shown before the server is ready.
-HEAD: Final = "CAPTURE_HOOKS_HEAD"
-HANDSHAKE: Final = "CAPTURE_HOOKS_HANDSHAKE"
+from . import HEAD
 
 
 def activate() -> None:
     """Follow the workers of this process, where that was asked for."""
-    if os.environ.get(HEAD) or os.environ.get(HANDSHAKE):
+    if os.environ.get(HEAD) or os.environ.get("CAPTURE_HOOKS_HANDSHAKE"):
         from .serving.host import follow_workers
 
         _end_with_parent()

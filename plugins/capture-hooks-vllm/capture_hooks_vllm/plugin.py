@@ -9,12 +9,12 @@ import capture_hooks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from capture_hooks.engines.contract import EngineProvider
+    from capture_hooks.engines import EngineProvider
 
 
 @capture_hooks.hookimpl
 def capture_hooks_engines() -> Sequence[EngineProvider]:
     """vLLM, started by us: to capture, to decode, to serve."""
-    from .engine import VllmEngine
+    from .driver import VllmDriver
 
-    return [VllmEngine()]
+    return [VllmDriver()]

@@ -7,10 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from capture_hooks_vllm.engine import VllmEngine
-from capture_hooks_vllm.launch import checks
-from capture_hooks_vllm.launch.installed import VLLM
-from capture_hooks_vllm.running.server import _cause
+from capture_hooks_vllm.driver import VLLM, VllmDriver
 
 from capture_hooks.errors import EngineError, HeadError
 from capture_hooks.heads import inspect_head
@@ -18,6 +15,7 @@ from capture_hooks.heads.engines import vllm_ids
 from capture_hooks.plugins import registry
 
 HEAD = Path(__file__).parents[3] / "examples" / "smollm2" / "head"
+DRIVER = VllmDriver()
 
 
 @pytest.fixture
@@ -39,13 +37,13 @@ def change(head, edit):
 
 def refusal(head, environment=None):
     with pytest.raises((HeadError, EngineError)) as caught:
-        checks.check_head(head, Path("model"), environment or {})
+        DRIVER.check_head(head, Path("model"), environment or {})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_the_shipped_head_is_right_for_vllm(head):
-    described = checks.check_head(head, Path("model"), {})
+    described = DRIVER.check_head(head, Path("model"), {})
     assert [str(point) for point in described.file_inputs] == ["post.2", "post.15", "post.27"]
 
 
@@ -78,14 +76,14 @@ def test_settings_of_the_environment(head):
 
 
 def test_a_plugin_that_vllm_is_told_to_leave_out(monkeypatch):
-    checks.check_plugin_loads({})
-    checks.check_plugin_loads({"VLLM_PLUGINS": "other,capture_hooks"})
+    DRIVER.check_plugin_loads({})
+    DRIVER.check_plugin_loads({"VLLM_PLUGINS": "other,capture_hooks"})
     for value in ("", "other", "other, capture_hooks"):  # vLLM strips no blanks
         with pytest.raises(EngineError, match="leaves capture_hooks out"):
-            checks.check_plugin_loads({"VLLM_PLUGINS": value})
+            DRIVER.check_plugin_loads({"VLLM_PLUGINS": value})
     monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints())
     with pytest.raises(EngineError, match="install capture-hooks-vllm again"):
-        checks.check_plugin_loads({})
+        DRIVER.check_plugin_loads({})
 
 
 def test_an_untested_version_without_what_is_needed(tmp_path):
@@ -95,7 +93,7 @@ def test_an_untested_version_without_what_is_needed(tmp_path):
 
 
 def test_installing_it_adds_its_name():
-    assert isinstance(registry().engines["vllm"], VllmEngine)
+    assert isinstance(registry().engines["vllm"], VllmDriver)
 
 
 def test_activated_unasked_it_imports_nothing():
@@ -117,9 +115,9 @@ def test_the_first_error_is_the_cause_not_a_warning_nor_what_follows():
         "(Worker pid=2) ERROR 11-30 08:04:26 [executor.py:1063] capture.errors.EngineError: too wide\n"
         "(EngineCore pid=3) ERROR 11-30 08:04:26 [core.py:1512] RuntimeError: Worker failed\n"
     )
-    assert _cause(log) == "EngineError: too wide"
+    assert DRIVER.cause(log) == "EngineError: too wide"
     own = (
         "  return f()\npydantic_core.ValidationError: 1 validation error for Config\n  Value error, no such\n"
     )
-    assert _cause(own) == "ValidationError: 1 validation error for Config Value error, no such"
-    assert _cause("INFO: all is well\n") is None
+    assert DRIVER.cause(own) == "ValidationError: 1 validation error for Config Value error, no such"
+    assert DRIVER.cause("INFO: all is well\n") is None

@@ -6,14 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from capture_hooks_vllm.activate import HEAD as HEAD_SETTING
-from capture_hooks_vllm.launch.command import MODULE, compose, drafting_of, plain, settings_of, shown, without
+from capture_hooks_vllm import HEAD as HEAD_SETTING
+from capture_hooks_vllm.driver import VllmDriver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from capture_hooks.errors import EngineError
 
 HEAD, MODEL = Path("heads/one"), Path("models/two")
+DRIVER = VllmDriver()
+compose = DRIVER.compose
 
 
 def drafting(argv):
@@ -23,7 +25,7 @@ def drafting(argv):
 
 def test_alone_it_is_a_chain_of_three_drafts():
     command = compose(HEAD, MODEL, [])
-    assert command.argv[:5] == (sys.executable, "-m", MODULE, "--model", "models/two")
+    assert command.argv[:5] == (sys.executable, "-m", DRIVER.module, "--model", "models/two")
     assert drafting(command.argv) == {"method": "eagle3", "model": "heads/one", "num_speculative_tokens": 3}
     assert command.url == "http://127.0.0.1:8000"
 
@@ -57,7 +59,7 @@ OTHERS = [
 
 @given(st.lists(st.sampled_from([*OTHERS, ["--spec-tokens", "2"], ["-sc", "{}"]]), max_size=8))
 def test_only_flags_about_drafting_are_taken_out(groups):
-    kept = without([word for group in groups for word in group], ("speculation", "steps"))
+    kept = DRIVER.without([word for group in groups for word in group], "speculation", "steps")
     assert kept == [word for group in groups if group in OTHERS for word in group]
 
 
@@ -94,8 +96,10 @@ def test_a_file_of_flags_is_refused(tmp_path):
 
 def test_what_is_shown_runs_in_a_shell_and_keeps_secrets():
     command = compose(HEAD, Path("a model"), ["--api-key", "hush"])
-    environment = settings_of({"VLLM_API_KEY": "hush", "VLLM_CPU_KVCACHE_SPACE": "1", "HOME": "/home"}, HEAD)
-    line = shown(command, environment)
+    environment = DRIVER.with_head(
+        {"VLLM_API_KEY": "hush", "VLLM_CPU_KVCACHE_SPACE": "1", "HOME": "/home"}, HEAD
+    )
+    line = DRIVER.shown_command(command, environment)
     assert command.api_key == "hush"
     assert "hush" not in line
     assert "HOME" not in line
@@ -112,11 +116,11 @@ def test_what_is_shown_runs_in_a_shell_and_keeps_secrets():
 
 
 def test_the_environment_chooses_the_model_runner():
-    assert settings_of({"VLLM_USE_V2_MODEL_RUNNER": "1"}, HEAD)["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+    assert DRIVER.with_head({"VLLM_USE_V2_MODEL_RUNNER": "1"}, HEAD)["VLLM_USE_V2_MODEL_RUNNER"] == "1"
 
 
 def test_the_plain_command_is_vllms_alone():
-    words = shlex.split(plain(HEAD, MODEL))
-    assert words[:5] == ["python", "-m", MODULE, "--model", "models/two"]
+    words = DRIVER.plain(HEAD, MODEL)
+    assert words[:5] == ["python", "-m", DRIVER.module, "--model", "models/two"]
     assert drafting(words)["model"] == "heads/one"
-    assert drafting_of(HEAD, [])[0] == []
+    assert DRIVER.drafting(HEAD, [])[0] == "--speculative-config"

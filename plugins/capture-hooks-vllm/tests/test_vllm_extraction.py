@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from capture_hooks_vllm.running.extraction import extraction
+from capture_hooks_vllm.extraction import extraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

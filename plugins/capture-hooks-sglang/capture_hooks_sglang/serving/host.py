@@ -13,18 +13,16 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from capture_hooks.capture import find_anatomy
-from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of
+from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of, serve_or_refuse
 from capture_hooks.errors import CaptureHooksError, EngineError
 
 from .asked import SPOOL, Asked, what_is_asked
-from .delivery import Delivery
-from .draft import attach_draft_check, lend_embedding
-from .limits import check_server
+from .delivery import Delivery, attach_draft_check, lend_embedding
 from .proof import prove
-from .spooling import configure_spool, forget_aborted, open_spool
+from .spool import Spool
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +35,24 @@ class Served:
     delivery: Delivery
 
 
+#: Settings by name, the value under which all is well, and why another one is refused.
+_REFUSED: Final = (
+    (
+        "pp_size",
+        1,
+        "the layers lie in several processes, and SGLang hands no captured state from stage to stage",
+    ),
+    # What --enable-dp-attention becomes once SGLang 0.5.23 has resolved its arguments.
+    ("attn_dp_size", 1, "its ranks hold different tokens and pad each other's; not tried yet"),
+    ("enable_dp_attention", False, "its ranks hold different tokens and pad each other's; not tried yet"),
+    ("attn_cp_size", 1, "context parallelism divides a sequence's tokens over ranks; not tried yet"),
+    ("enable_two_batch_overlap", False, "one batch runs as two interleaved halves; not tried yet"),
+    ("enable_pdmux", False, "prefill runs layer group by layer group, outside the model's forward"),
+    ("enable_torch_compile", False, "compiled code may not run hooks; not tried yet"),
+)
 #: By id of the target's model, which lives as long as the process.
 _SERVED: dict[int, Served] = {}
+_SPOOLS: dict[int, Spool] = {}
 
 
 def activate() -> None:
@@ -72,7 +86,7 @@ def configure(original: Callable[[Any], None], runner: Any) -> None:
         if asked is None:
             original(runner)
         elif os.environ.get(SPOOL):
-            configure_spool(original, runner, asked)
+            _configure_spool(original, runner, asked)
         elif runner.is_draft_worker:
             original(runner)
             attach_draft_check(runner, asked)
@@ -95,7 +109,7 @@ def share_embedding(scheduler: Any) -> None:
 
 
 def _configure_target(original: Callable[[Any], None], runner: Any, asked: Asked) -> None:
-    check_server(runner, asked)
+    _check_server(runner, asked)
     anatomy = find_anatomy(runner.model)
     delivery = Delivery(anatomy, asked.spec)
     _check_head(asked, delivery)
@@ -132,7 +146,7 @@ def build_and_prove(original: Callable[..., None], scheduler: Any, *args: Any, *
         raise
     original(scheduler, *args, **kwargs)
     model = scheduler.tp_worker.model_runner.model
-    if (opened := open_spool(model)) is not None:
+    if (opened := _open_spool(model)) is not None:
         _write(**opened)
     served = _SERVED.get(id(model))
     if served is None:
@@ -143,13 +157,7 @@ def build_and_prove(original: Callable[..., None], scheduler: Any, *args: Any, *
         _report_failure(error)
         raise
     _report(served, verdict, message)
-    if verdict in ("matches", "unverified"):
-        logger.info("capture-hooks: witness %s %s", verdict, message)
-        return
-    if verdict == "drift" or served.asked.verify == "warn":
-        logger.warning("capture-hooks: witness %s", message)
-        return
-    raise EngineError(f"this server would feed the head other states than it was trained on. {message}")
+    serve_or_refuse(verdict, message, served.asked.verify, logger)
 
 
 def _judge(worker: Any, served: Served) -> tuple[Outcome, str]:
@@ -246,3 +254,92 @@ def draft_path() -> str | None:
 
     path: str | None = get_spec().speculative_draft_model_path
     return path
+
+
+def _configure_spool(original: Callable[[Any], None], runner: Any, asked: Asked) -> None:
+    """Bind the spec to the target; nothing is captured yet.
+
+    Raises:
+        EngineError: a server that cannot leave states in a spool, or no such directory.
+        SpecError, BindError: the spec does not fit the target.
+    """
+    _check_spooling(runner, asked)
+    original(runner)
+    directory, parallel = directory_of(os.environ, SPOOL), _parallel()
+    assert directory is not None
+    _SPOOLS[id(runner.model)] = Spool(
+        runner.model, asked.spec, directory, ranks=parallel.tp_group.world_size, rank=parallel.tp_rank
+    )
+
+
+def _open_spool(model: Any) -> dict[str, Any] | None:
+    """Capture from now on, behind the server's warm-up; what to report, or None where none is asked for."""
+    spool = _SPOOLS.get(id(model))
+    if spool is None:
+        return None
+    spool.attach()
+    return {
+        "source": SPOOL,
+        "points": [str(point) for point in spool.spec.inputs],
+        "boundaries": spool.boundaries,
+        "mechanism": "hooks",
+        "reason": "whole prompts are left in a spool",
+        "verdict": "unverified",
+        "message": "a dump has no witness",
+    }
+
+
+def forget_aborted(result: None, scheduler: Any, request: Any) -> None:
+    """Drop what a spool holds of aborted requests (``AbortReq`` names a prefix of their ids)."""
+    for spool in _SPOOLS.values():
+        spool.forget("" if request.abort_all else request.rid)
+
+
+def _check_settings(runner: Any, asked: Asked) -> None:
+    """Refuse a server that cannot capture.
+
+    Raises:
+        EngineError: naming the setting, its value and the reason.
+    """
+    settings = runner.server_args
+    for name, well, why in _REFUSED:
+        value = getattr(settings, name, well)
+        if value not in (well, None):
+            raise EngineError(f"{name}={value} and a capture spec ({asked.source}) do not go together: {why}")
+
+
+def _check_server(runner: Any, asked: Asked) -> None:
+    """Refuse a server that cannot deliver captured states to a draft head, or to the one who asks for them.
+
+    Raises:
+        EngineError: naming what is wrong, its value and the reason.
+    """
+    _check_settings(runner, asked)
+    config = runner.spec_aux_config
+    if not config.eagle_use_aux_hidden_state:
+        raise EngineError(
+            f"{asked.source} asks for {asked.spec}, and this server neither drafts with EAGLE-3 nor returns "
+            "states: start it with --speculative-algorithm EAGLE3 and the head as "
+            "--speculative-draft-model-path, or with --enable-return-aux-hidden-states"
+        )
+
+
+def _check_spooling(runner: Any, asked: Asked) -> None:
+    """Refuse a server that cannot leave states in a spool.
+
+    Raises:
+        EngineError: naming what is wrong, its value and the reason.
+    """
+    _check_settings(runner, asked)
+    if not runner.spec_algorithm.is_none():
+        raise EngineError(
+            f"{SPOOL} asks for the states of whole prompts, and this server drafts "
+            f"({runner.spec_algorithm.name}): dump from one that does not"
+        )
+    graphs = getattr(runner.server_args, "cuda_graph_config", None)
+    backend = getattr(getattr(graphs, "prefill", None), "backend", None)
+    if backend not in (None, "disabled"):
+        raise EngineError(
+            f"{SPOOL} asks for the states of prompts, and this server replays them from a CUDA graph "
+            f"({backend}), where no hook runs: start it with --disable-cuda-graph"
+        )

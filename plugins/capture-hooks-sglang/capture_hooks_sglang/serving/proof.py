@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -13,38 +12,15 @@ from torch import Tensor
 
 from capture_hooks.capture import Anatomy, bind
 from capture_hooks.capture.plan import every_point
+from capture_hooks.engines.reports import Proof
 from capture_hooks.heads import Witness
-from capture_hooks.heads.fit import Verdict, WiringFit, fit_wiring
+from capture_hooks.heads.fit import fit_wiring
 from capture_hooks.spec import CaptureSpec, Point
 
 from .passes import CachedSequence
 
-_WORSE: Final[tuple[Verdict, ...]] = ("matches", "drift", "undetermined", "mismatch")
 #: Tokens in one pass of target verify.
 VERIFIED: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What the witness showed.
-
-    Attributes:
-        paths: the fit of each path, by name.
-    """
-
-    paths: dict[str, WiringFit]
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of the paths'."""
-        return max((fit.verdict for fit in self.paths.values()), key=_WORSE.index)
-
-    def __str__(self) -> str:
-        worst = [f"{name}: {fit}" for name, fit in self.paths.items() if fit.verdict == self.verdict]
-        # The same slots fail in every path when the wiring is wrong: say it once.
-        if len({str(fit) for fit in self.paths.values()}) == 1 or self.verdict == "mismatch":
-            return f"{worst[0]}" + (f" (and {len(worst) - 1} more paths)" if len(worst) > 1 else "")
-        return "\n".join(worst)
 
 
 def prove(worker: Any, anatomy: Anatomy, points: tuple[Point, ...], witness: Witness) -> Proof:

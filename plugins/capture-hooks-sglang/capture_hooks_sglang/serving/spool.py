@@ -3,27 +3,168 @@
 The points are captured by the core's session, read after every forward where the logits processor begins.
 All tensor-parallel ranks do the same work, for a snapshot of the stream and the logits may be sums over all
 of them; one writes.  A request's rows are held until they are complete, so an aborted or retracted one leaves
-no file.
+no file.  The request id names the file and says how many tokens the request has, so that the scheduler knows
+when its rows are complete.  The side that collects imports this too: nothing of SGLang is imported for it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from capture_hooks.capture import bind, find_anatomy
 from capture_hooks.errors import EngineError
+from capture_hooks.io import hand_over
 from capture_hooks.spec import CaptureSpec
 
-from ..rows import rows_of
-from .assembly import Assembly
+from ..forward import rows_of
 from .delivery import logits_processor_of
-from .spooled import Rows, SpoolId
+
+_PREFIX: Final = "capture-hooks-dump"
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolId:
+    """The id of a request whose states are asked for.
+
+    Attributes:
+        number: its own among the requests of one server.
+        tokens: of its prompt.
+    """
+
+    number: int
+    tokens: int
+
+    def __str__(self) -> str:
+        return f"{_PREFIX}-{self.number}-{self.tokens}"
+
+    @classmethod
+    def parse(cls, request: str) -> Self | None:
+        """The id that ``request`` is, or None for a request of someone else's."""
+        prefix, _, numbers = request.rpartition(f"{_PREFIX}-")
+        number, _, tokens = numbers.partition("-")
+        if prefix or not number.isdecimal() or not tokens.isdecimal():
+            return None
+        return cls(int(number), int(tokens))
+
+    def states_file(self, directory: Path) -> Path:
+        """Where the states are, once they are complete."""
+        return directory / f"{self}.safetensors"
+
+    def failure_file(self, directory: Path) -> Path:
+        """Where it says why there will be none."""
+        return directory / f"{self}.failed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Consecutive rows of one request.
+
+    Attributes:
+        inputs: [T, W] the spec's inputs, packed in its order.
+        target: [T, H] the spec's target point.
+        argmax: [T] int64 the target's greedy next token after each.
+    """
+
+    inputs: Tensor
+    target: Tensor
+    argmax: Tensor
+
+    def __len__(self) -> int:
+        return self.inputs.shape[0]
+
+    def write(self, path: Path) -> None:
+        """Leave a file with all rows, or none."""
+        rows = {name: getattr(self, name).contiguous() for name in self.__slots__}
+        hand_over(path, lambda place: save_file(rows, place))
+
+    @classmethod
+    def take(cls, path: Path) -> Self:
+        """Map the rows of a file into memory and remove it from the directory."""
+        with safe_open(path, framework="pt") as file:
+            rows = cls(*(file.get_tensor(name) for name in cls.__slots__))
+        path.unlink()
+        return rows
+
+
+def write_failure(path: Path, why: str) -> None:
+    """Say why a request's states will not come."""
+    hand_over(path, lambda place: place.write_text(why))
+
+
+#: Files that may wait for the disk before a forward waits for them.
+WAITING: Final = 8
+
+
+class Assembly:
+    """Puts requests together from their chunks; files are written behind the forward that completes them."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._held: dict[SpoolId, list[Rows]] = {}
+        self._disk = ThreadPoolExecutor(1, "capture-hooks-spool")
+        self._writing: list[Future[None]] = []
+
+    @property
+    def unfinished(self) -> tuple[SpoolId, ...]:
+        """Requests that have some rows and lack others."""
+        return tuple(self._held)
+
+    def add(self, key: SpoolId, start: int, rows: Rows) -> None:
+        """Take rows ``start``, ``start + 1``, … of a request; one that starts again at 0 was retracted.
+
+        Raises:
+            OSError: an earlier file could be written neither as states nor as a failure.
+        """
+        held = self._held.setdefault(key, [])
+        if start == 0:
+            held.clear()
+        there, end = sum(map(len, held)), start + len(rows)
+        if start != there or end > key.tokens:
+            del self._held[key]
+            self._submit(
+                write_failure,
+                key.failure_file(self._directory),
+                f"{there} of its {key.tokens} tokens had been run when tokens {start} to {end - 1} were: "
+                "the rest came from a prefix cache, or belongs to another request of this id",
+            )
+            return
+        held.append(rows)
+        if end == key.tokens:
+            self._submit(_write_joined, key.states_file(self._directory), self._held.pop(key))
+
+    def forget(self, request: str) -> None:
+        """Drop the rows of requests whose ids begin with ``request``."""
+        for key in [key for key in self._held if str(key).startswith(request)]:
+            del self._held[key]
+
+    def wait(self) -> None:
+        """Until every file is written."""
+        while self._writing:
+            self._writing.pop(0).result()
+
+    def _submit(self, write: Callable[..., None], *what: Any) -> None:
+        while len(self._writing) >= WAITING or (self._writing and self._writing[0].done()):
+            self._writing.pop(0).result()
+        self._writing.append(self._disk.submit(write, *what))
+
+
+def _write_joined(path: Path, parts: list[Rows]) -> None:
+    joined = (torch.cat([getattr(part, name) for part in parts]) for name in Rows.__slots__)
+    try:
+        Rows(*joined).write(path)
+    except (OSError, SafetensorError) as error:  # most likely a full disk, where a few words may still fit
+        write_failure(path.with_suffix(".failed"), f"they could not be written: {error}")
+
 
 #: Rows whose logits over the full vocabulary exist at one time.
 LOGIT_ROWS: Final = 512

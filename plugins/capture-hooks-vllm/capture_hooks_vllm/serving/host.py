@@ -12,12 +12,18 @@ import logging
 import os
 from typing import Any, Final
 
-from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of, verify_of
+from capture_hooks.engines.reports import (
+    HANDSHAKE,
+    Outcome,
+    Report,
+    directory_of,
+    serve_or_refuse,
+    verify_of,
+)
 from capture_hooks.errors import CaptureHooksError, EngineError
 from capture_hooks.heads import HeadDescription, Witness, inspect_head
 
-from ..activate import HEAD
-from .limits import check_worker
+from .. import HEAD
 from .passes import layers_of
 from .proof import prove
 
@@ -69,12 +75,7 @@ def _report(worker: Any) -> None:
         _write(worker, head, "failed", str(error))
         raise
     _write(worker, head, verdict, message)
-    if verdict == "matches":
-        logger.info("capture-hooks: witness %s", message)
-    elif verdict != "unverified" and (verdict == "drift" or verify == "warn"):
-        logger.warning("capture-hooks: witness %s", message)
-    elif verdict != "unverified":
-        raise EngineError(f"this server would feed the head other states than it was trained on. {message}")
+    serve_or_refuse(verdict, message, verify, logger)
 
 
 def _head() -> HeadDescription | None:
@@ -90,10 +91,42 @@ def _judge(worker: Any, head: HeadDescription | None, verify: bool) -> tuple[Out
         return "unverified", "CAPTURE_HOOKS_VERIFY is off"
     if head.section is None:
         raise EngineError(f"{head.directory} has no capture section: there is nothing to prove")
-    check_worker(worker, head)
+    _check_worker(worker, head)
     witness = Witness.load(head.directory / head.section.witness.file)
     proof = prove(worker, head.file_inputs, witness)
     return proof.verdict, str(proof)
+
+
+def _check_worker(worker: Any, head: HeadDescription) -> None:
+    """The worker drafts with an EAGLE-3 head through what `passes` can run.
+
+    Raises:
+        EngineError: it does not.
+    """
+    config, runner = worker.vllm_config, worker.model_runner
+    speculation = config.speculative_config
+    if speculation is None or speculation.method != "eagle3":
+        method = None if speculation is None else speculation.method
+        raise EngineError(f"vLLM drafts by {method}, not by eagle3 with the head {head.directory}")
+    if config.use_v2_model_runner:
+        raise EngineError(
+            "vLLM's second model runner is not followed: set VLLM_USE_V2_MODEL_RUNNER=0, or serve unproven "
+            "with CAPTURE_HOOKS_VERIFY=off"
+        )
+    if config.parallel_config.pipeline_parallel_size > 1:
+        raise EngineError("under pipeline parallelism no one rank holds the states that a head eats")
+    if config.kv_transfer_config is not None:
+        raise EngineError("a KV connector takes part in every pass, and the witness's passes are not its own")
+    if not runner.use_aux_hidden_state_outputs:
+        raise EngineError(f"the head {head.directory} is fed the last state alone (use_aux_hidden_state)")
+    target = head.target
+    assert target is not None
+    layers, hidden = config.model_config.get_total_num_hidden_layers(), config.model_config.get_hidden_size()
+    if (target.n_layers, target.hidden_size) != (layers, hidden):
+        raise EngineError(
+            f"{head.directory} was trained on a {target.architecture} of {target.n_layers} layers of "
+            f"{target.hidden_size}; this target has {layers} layers of {hidden}"
+        )
 
 
 def _write(worker: Any, head: HeadDescription | None, verdict: Outcome, message: str) -> None:

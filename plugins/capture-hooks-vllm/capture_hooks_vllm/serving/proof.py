@@ -4,46 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from capture_hooks.conventions import convention_for
 from capture_hooks.conventions.rules import Boundaries
+from capture_hooks.engines.reports import Proof
 from capture_hooks.errors import ConventionError, EngineError
 from capture_hooks.heads import Witness
 from capture_hooks.heads.engines import VLLM_KEY
-from capture_hooks.heads.fit import Verdict, WiringFit, fit_wiring
+from capture_hooks.heads.fit import fit_wiring
 from capture_hooks.plugins import registry
 from capture_hooks.spec import Point
 
 from .passes import Passes, every_boundary
-
-_WORSE: Final[tuple[Verdict, ...]] = ("matches", "drift", "undetermined", "mismatch")
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """What the witness showed.
-
-    Attributes:
-        paths: the fit of each path, by name.
-    """
-
-    paths: dict[str, WiringFit]
-
-    @property
-    def verdict(self) -> Verdict:
-        """The worst of the paths'."""
-        return max((fit.verdict for fit in self.paths.values()), key=_WORSE.index)
-
-    def __str__(self) -> str:
-        worst = [f"{name}: {fit}" for name, fit in self.paths.items() if fit.verdict == self.verdict]
-        if len({str(fit) for fit in self.paths.values()}) == 1 or self.verdict == "mismatch":
-            return f"{worst[0]}" + (f" (and {len(worst) - 1} more paths)" if len(worst) > 1 else "")
-        return "\n".join(worst)
 
 
 def prove(worker: Any, points: Sequence[Point], witness: Witness) -> Proof:

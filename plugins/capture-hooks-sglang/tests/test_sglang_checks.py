@@ -6,15 +6,15 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from capture_hooks_sglang.launch import checks
-from capture_hooks_sglang.launch.command import compose
-from capture_hooks_sglang.launch.installed import SGLANG
+from capture_hooks_sglang.driver import SGLANG, SGLangDriver, own_arithmetic
+from capture_hooks_sglang.serving.asked import what_is_asked
 
 from capture_hooks.engines.checks import check_port, check_target
 from capture_hooks.errors import EngineError, HeadError, ModelError, SpecError
 from capture_hooks.heads import inspect_head
 
 HEAD = Path(__file__).parents[3] / "examples" / "smollm2" / "head"
+DRIVER = SGLangDriver()
 
 
 @pytest.fixture
@@ -36,13 +36,14 @@ def change(head, edit):
 
 def refusal(head, environment=None, model=Path("model")):
     with pytest.raises((HeadError, EngineError, SpecError)) as caught:
-        checks.check_head(head, model, environment or {})
+        DRIVER.check_head(head, model, environment or {})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_the_shipped_head_is_asked_for_as_it_is(head):
-    asked = checks.check_head(head, Path("model"), {})
+    described, asked = DRIVER.check_head(head, Path("model"), {}), what_is_asked({}, str(head))
+    assert described.directory == asked.head.directory
     assert [str(point) for point in asked.spec.inputs] == ["post.2", "post.15", "post.27"]
     assert asked.verify == "strict"
 
@@ -106,10 +107,10 @@ def test_points_that_only_ids_cannot_say_are_served(head):
         for s in section.engines
     ]
     only_ids = section.model_copy(update={"spec": spec, "engines": statements})
-    assert checks._own_arithmetic(only_ids) == []
+    assert own_arithmetic(only_ids) == []
     worse = statements[1].model_copy(update={"excluded": [why, "its fc is strange"]})
     both = only_ids.model_copy(update={"engines": [statements[0], worse, *statements[2:]]})
-    assert checks._own_arithmetic(both) == ["its fc is strange"]
+    assert own_arithmetic(both) == ["its fc is strange"]
 
 
 def target(tmp_path, **changes):
@@ -175,14 +176,14 @@ def test_a_port_in_use():
         with pytest.raises(
             EngineError, match=rf"port {port} on 127.0.0.1 cannot be had \(Address already in use\)"
         ):
-            check(compose(HEAD, Path("m"), ["--port", str(port)]))
-    check(compose(HEAD, Path("m"), ["--port", str(port)]))
+            check(DRIVER.compose(HEAD, Path("m"), ["--port", str(port)]))
+    check(DRIVER.compose(HEAD, Path("m"), ["--port", str(port)]))
 
 
 @pytest.mark.parametrize("flags", [["--port", "70000"], ["--host", "192.0.2.1"]])
 def test_an_address_that_cannot_be_had(flags):
     with pytest.raises(EngineError, match="cannot be had"):
-        check(compose(HEAD, Path("m"), flags))
+        check(DRIVER.compose(HEAD, Path("m"), flags))
 
 
 def test_a_plugin_that_sglang_is_told_to_leave_out(monkeypatch):
@@ -192,13 +193,13 @@ def test_a_plugin_that_sglang_is_told_to_leave_out(monkeypatch):
     monkeypatch.setattr(
         metadata, "entry_points", lambda group: metadata.EntryPoints([point]).select(group=group)
     )
-    checks.check_plugin_loads({})
-    checks.check_plugin_loads({"SGLANG_PLUGINS": " other , capture_hooks"})
+    DRIVER.check_plugin_loads({})
+    DRIVER.check_plugin_loads({"SGLANG_PLUGINS": " other , capture_hooks"})
     with pytest.raises(EngineError, match="leaves capture_hooks out"):
-        checks.check_plugin_loads({"SGLANG_PLUGINS": "sgl_kernel_cpu"})
+        DRIVER.check_plugin_loads({"SGLANG_PLUGINS": "sgl_kernel_cpu"})
     monkeypatch.setattr(metadata, "entry_points", lambda group: metadata.EntryPoints())
     with pytest.raises(EngineError, match="install capture-hooks-sglang again"):
-        checks.check_plugin_loads({})
+        DRIVER.check_plugin_loads({})
 
 
 @pytest.mark.parametrize(

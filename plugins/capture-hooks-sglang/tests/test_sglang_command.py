@@ -1,4 +1,4 @@
-"""The command line that `serve` runs: what is added, what the user's flags change, what is shown of it."""
+"""The command lines: what is added, what the user's flags change, what is shown, what is refused."""
 
 import argparse
 import shlex
@@ -6,14 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from capture_hooks_sglang.launch.command import compose, plain, shown
-from capture_hooks_sglang.launch.flags import read_flags
+from capture_hooks_sglang.driver import SGLangDriver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture_hooks.errors import EngineError
 
 HEAD, MODEL = Path("heads/one"), Path("models/two")
+DRIVER = SGLangDriver()
+compose = DRIVER.compose
 
 
 def sglang_reads(argv):
@@ -91,8 +92,8 @@ def test_a_flag_that_is_given_is_not_added_again():
 
 def test_a_flag_cut_short_is_read_as_argparse_does():
     assert compose(HEAD, MODEL, ["--por", "7"]).port == 7
-    assert "steps" in read_flags(["--speculative-num-s", "3"]).given
-    assert "steps" not in read_flags(["--speculative-num", "3"]).given  # two flags begin so
+    assert "steps" in DRIVER.read(["--speculative-num-s", "3"]).given
+    assert "steps" not in DRIVER.read(["--speculative-num", "3"]).given  # two flags begin so
 
 
 @pytest.mark.parametrize(
@@ -152,7 +153,7 @@ def test_what_is_shown_runs_in_a_shell_and_keeps_secrets():
         "CAPTURE_HOOKS_SPEC": "embed, post.1",
         "HOME": "/home",
     }
-    line = shown(command, environment)
+    line = DRIVER.shown_command(command, environment)
     assert command.api_key == "hush"
     assert "hush" not in line
     assert "HOME" not in line
@@ -168,6 +169,26 @@ def test_what_is_shown_runs_in_a_shell_and_keeps_secrets():
 
 
 def test_the_plain_command_is_sglangs_alone():
-    assert "capture" not in plain(HEAD, MODEL).replace("capture-hooks", "")
-    read = sglang_reads((sys.executable, *shlex.split(plain(HEAD, MODEL))[1:]))
+    words = DRIVER.plain(HEAD, MODEL)
+    assert not any("capture" in word for word in words)
+    read = sglang_reads((sys.executable, *words[1:]))
     assert (read.model_path, read.speculative_draft_model_path) == (str(MODEL), str(HEAD))
+
+
+@pytest.mark.parametrize("words", [["--config", "f.yaml"], ["--config=f.yaml"], ["--conf", "f.yaml"]])
+def test_a_config_file_cannot_be_given_to_both_servers(words):
+    with pytest.raises(EngineError, match="--config FILE may hold"), DRIVER.decode(MODEL, None, words):
+        pass
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--api-key", "x"], ["--ssl-certfile=c.pem"], ["--nnodes", "2"], ["--port", "1"], ["--host", "h"]],
+)
+def test_a_server_for_others_is_refused(words):
+    flag = words[0].partition("=")[0]
+    with (
+        pytest.raises(EngineError, match=f"{flag}: this server is asked"),
+        DRIVER.running(MODEL, words, reports=False),
+    ):
+        pass

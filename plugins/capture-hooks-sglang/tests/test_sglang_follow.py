@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
-from capture_hooks_sglang.launch.watch import watch
+from capture_hooks_sglang.driver import SGLangDriver
 
-from capture_hooks.engines import watch as watching
-from capture_hooks.engines.child import group_runs
+from capture_hooks.engines import serve
 from capture_hooks.engines.command import Command
+from capture_hooks.engines.process import group_runs
 from capture_hooks.errors import EngineError
 
 STAND_IN = """
@@ -88,7 +88,7 @@ def run(tmp_path, monkeypatch):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     note = tmp_path / "note"
-    monkeypatch.setattr(watching, "_ASK", 0.1)
+    monkeypatch.setattr(serve, "_ASK", 0.1)
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup themselves
 
     def start(reports=(), *, environment=None, timeout=60.0, send=None, api_key="", info=None, **told):
@@ -105,7 +105,7 @@ def run(tmp_path, monkeypatch):
         if send is not None:
             threading.Thread(target=_send, args=(note, send), daemon=True).start()
         try:
-            return watch(command, {**os.environ, **(environment or {})}, timeout)
+            return SGLangDriver().follow(command, {**os.environ, **(environment or {})}, timeout)
         finally:
             assert signal.getsignal(signal.SIGTERM) is before
             group, directory = note.read_text().split()
@@ -150,11 +150,11 @@ def test_a_hang_up_that_is_ignored_already_stays_so(run):
 def test_one_that_does_not_listen_is_killed_at_the_second_signal(run):
     start = time.monotonic()
     assert run([report()], send=[signal.SIGINT, signal.SIGINT], deaf=True) == 130
-    assert time.monotonic() - start < watching.GRACE
+    assert time.monotonic() - start < serve.GRACE
 
 
 def test_one_that_does_not_listen_is_killed_after_a_while(run, monkeypatch):
-    monkeypatch.setattr(watching, "GRACE", 1.0)
+    monkeypatch.setattr(serve, "GRACE", 1.0)
     assert run([report()], send=[signal.SIGTERM], deaf=True) == 143
 
 

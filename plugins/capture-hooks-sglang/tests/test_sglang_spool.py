@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_hooks_sglang.serving.assembly import Assembly
-from capture_hooks_sglang.serving.spooled import Rows, SpoolId
+from capture_hooks_sglang.serving.spool import Assembly, Rows, SpoolId
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,1 +1,0 @@
-"""SGLang's server in the background, asked over HTTP: to capture, and to answer."""

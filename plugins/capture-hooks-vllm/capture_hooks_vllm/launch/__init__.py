@@ -1,1 +1,0 @@
-"""Outside vLLM: its command line, and what is refused before it is run."""

@@ -17,3 +17,6 @@ SETTINGS = {
     "skip_tokenizer_init": True,
     "log_level": "error",
 }
+#: The same, for a server's command line.
+FLAGS = ["--device", "cpu", "--attention-backend", "intel_amx", "--dtype", "float32"]
+FLAGS += ["--disable-overlap-schedule"]

@@ -4,12 +4,9 @@ Three starts of a server, each 20 to 50 seconds on a quiet machine.
 """
 
 import importlib.util
-import json
 import os
-import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,7 +16,9 @@ import torch
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed (tests/engines/README.md)", allow_module_level=True)
 
+from both_engines import CLI, check_equal, write_records
 from capture_hooks_sglang.driver import SGLangDriver
+from cpu_settings import CPU, FLAGS
 from transformers import AutoModelForCausalLM
 
 from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
@@ -30,24 +29,8 @@ from capture_hooks.store.manifest import Manifest
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 from capture_hooks.testing import tiny
 
-CPU = {
-    "SGLANG_USE_CPU_ENGINE": "1",
-    "SGL_KERNEL_CPU_ATTENTION": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "OMP_NUM_THREADS": "1",
-}
-FLAGS = [
-    "--device",
-    "cpu",
-    "--attention-backend",
-    "intel_amx",
-    "--dtype",
-    "float32",
-    "--disable-overlap-schedule",
-]
-CLI = [sys.executable, "-c", "from capture_hooks.cli import main; main()"]
 CHUNK = 24
-FLAGS += ["--max-total-tokens", "1024", "--chunked-prefill-size", str(CHUNK)]
+FLAGS = [*FLAGS, "--max-total-tokens", "1024", "--chunked-prefill-size", str(CHUNK)]
 #: Out of order, with a state from before the first layer, and a target that is no input.
 SPEC = CaptureSpec.parse("post.4, embed, post.2")
 CONTEXT = 256
@@ -60,12 +43,7 @@ SHARD = 120
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("dump")
     tiny.model("llama", max_position_embeddings=CONTEXT).save_pretrained(root / "model")
-    source = random.Random(0)
-    records = [
-        {"input_ids": [source.randrange(3, tiny.VOCAB) for _ in range(n)], "loss_mask": [1] * n}
-        for n in LENGTHS
-    ]
-    (root / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(root / "data.jsonl", LENGTHS)
     return root
 
 
@@ -83,28 +61,6 @@ def embedded(folder):
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
     write_dump(model, SPEC, read_examples(folder / "data.jsonl"), folder / "embedded", shard_tokens=SHARD)
     return Dump.open(folder / "embedded", verify=True)
-
-
-def check_equal(dump, reference):
-    """Fields but for the engine's are the same, and so are the states within float32's noise; the largest."""
-    ours, theirs = dump.manifest.model_dump(), reference.manifest.model_dump()
-    assert dump.manifest.engine.name == "sglang"
-    for manifest in (ours, theirs):
-        for name in ("engine", "batch_tokens", "shards"):
-            manifest.pop(name)
-    assert ours == theirs
-    assert [s.lengths for s in dump.manifest.shards] == [s.lengths for s in reference.manifest.shards]
-    assert len(dump) == len(reference) == len(LENGTHS)
-    worst = 0.0
-    for mine, other in zip(dump, reference, strict=True):
-        assert torch.equal(mine.token_ids, other.token_ids)
-        assert torch.equal(mine.loss_mask, other.loss_mask)
-        assert torch.equal(mine.argmax, other.argmax)
-        for a, b in ((mine.states, other.states), (mine.target, other.target)):
-            assert a.dtype == b.dtype == torch.float32
-            worst = max(worst, float((a.double() - b.double()).abs().max() / b.double().abs().max()))
-    assert worst < 1e-5
-    return worst
 
 
 def started_by(pid):
@@ -139,8 +95,7 @@ def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, 
     again = subprocess.run(command, capture_output=True, text=True)
     assert again.returncode == 0, again.stdout + again.stderr
     assert "tokens are there already" in again.stdout
-    worst = check_equal(Dump.open(out, SPEC, verify=True), embedded)
-    print(f"largest relative difference from the embedded engine's: {worst:.1e}")
+    check_equal(Dump.open(out, SPEC, verify=True), embedded, "sglang", len(LENGTHS))
 
 
 def test_two_ranks_give_the_same_dump_and_errors_name_the_sequence(folder, embedded, monkeypatch):
@@ -160,8 +115,7 @@ def test_two_ranks_give_the_same_dump_and_errors_name_the_sequence(folder, embed
             list(engine.states([[5, 6, 7], [5] * (CONTEXT + 40)]))
         # What was refused leaves nothing behind, and the engine goes on.
         assert [len(states.inputs) for states in engine.states([[5, 6, 7]])] == [3]
-    worst = check_equal(Dump.open(folder / "two", SPEC, verify=True), embedded)
-    print(f"largest relative difference from the embedded engine's: {worst:.1e}")
+    check_equal(Dump.open(folder / "two", SPEC, verify=True), embedded, "sglang", len(LENGTHS))
 
 
 @pytest.mark.parametrize(

@@ -3,45 +3,38 @@
 Skipped where SGLang is not installed (README.md).  Four starts of 30 to 60 seconds, the first one shared.
 """
 
-import contextlib
 import importlib.util
 import os
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 
 if importlib.util.find_spec("sglang") is None:
     pytest.skip("SGLang is not installed (tests/engines/README.md)", allow_module_level=True)
 
-import openai
-import psutil
 import requests
+from both_engines import (
+    COMMAND,
+    HEAD,
+    LONG,
+    MODEL,
+    ROOT,
+    free_port,
+    greedy_answer,
+    serving,
+    short_directory,
+)
 from capture_hooks_sglang.driver import SGLANG, SGLangDriver
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from cpu_settings import CPU, FLAGS
 
 from capture_hooks.errors import EngineError
 
-ROOT = Path(__file__).parents[2]
-HEAD = ROOT / "examples" / "smollm2" / "head"
-MODEL = ROOT / "build" / "smollm2"
-COMMAND = Path(sys.executable).with_name("capture-hooks")
-#: What SGLang needs on a CPU without AMX, kernels from sgl-kernel-cpu.
-CPU = {"TORCHDYNAMO_DISABLE": "1", "SGL_KERNEL_CPU_ATTENTION": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-FLAGS = (
-    *("--device", "cpu", "--attention-backend", "intel_amx", "--dtype", "float32", "--disable-cuda-graph"),
-    *("--disable-overlap-schedule", "--max-total-tokens", "4096", "--max-running-requests", "4"),
-)
-#: Seconds for anything that a busy machine of two cores may be slow at.
-LONG = 600
+FLAGS = (*FLAGS, "--disable-cuda-graph", "--max-total-tokens", "4096", "--max-running-requests", "4")
 QUESTIONS = (
     "What is a tide?",
     "Write a short poem about rain.",
@@ -62,126 +55,49 @@ def model():
 
 @pytest.fixture(scope="module")
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture
 def temporary():
-    """A directory for temporary files whose path leaves room for the sockets that SGLang puts there."""
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
-        yield Path(directory)
+    with short_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
 def answers(model):
-    """Each question's answer by plain greedy decoding of the Hugging Face model."""
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    target = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    found = {}
-    for question in QUESTIONS:
-        inputs = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}],
-            add_generation_prompt=True,
-            return_tensors="pt",
-            return_dict=True,
-        )
-        ids = target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
-        found[question] = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    return found
+    return {question: greedy_answer(model, question, TOKENS) for question in QUESTIONS}
 
 
-@dataclass
-class Serving:
-    """A running ``capture-hooks serve``, its output in a file."""
-
-    process: subprocess.Popen
-    log: Path
-    port: int
-
-    @property
-    def client(self):
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=LONG)
-
-    def ask(self, question, **how):
-        turns = [{"role": "user", "content": question}]
-        how = {"temperature": 0, "max_tokens": TOKENS, **how}
-        return self.client.chat.completions.create(model="default", messages=turns, **how)
-
-    def answer(self, question):
-        return self.ask(question).choices[0].message.content
-
-    def text(self):
-        return self.log.read_text(errors="replace")
-
-    def wait_for(self, said):
-        deadline = time.monotonic() + LONG
-        while said not in self.text():
-            assert self.process.poll() is None, self.text()[-4000:]
-            assert time.monotonic() < deadline, self.text()[-4000:]
-            time.sleep(0.5)
-
-    def stop(self, number):
-        """Signal it; the exit code, once it and everything it started are gone."""
-        started = psutil.Process(self.process.pid).children(recursive=True)
-        assert len(started) >= 3  # the server, a scheduler, a detokenizer
-        self.process.send_signal(number)
-        code = self.process.wait(LONG)
-        assert [one for one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE] == []
-        return code
+def command(model, port, head=HEAD):
+    line = [COMMAND, "serve", head, "--engine", "sglang", "--model", model, "--"]
+    return [str(word) for word in (*line, *FLAGS, "--port", port)]
 
 
-@contextlib.contextmanager
-def serving(model, port, temporary, environment=None, *words):
-    """Start it; what is still running at the end is killed, by the group that it is in."""
-    log = temporary / "log"
-    environment = {**os.environ, **CPU, "TMPDIR": str(temporary), **(environment or {})}
-    words = [
-        COMMAND,
-        "serve",
-        HEAD,
-        "--engine",
-        "sglang",
-        "--model",
-        model,
-        "--",
-        *FLAGS,
-        "--port",
-        str(port),
-        *words,
-    ]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            words, env=environment, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
-        )
-    try:
-        yield Serving(process, log, port)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(LONG)
+def started(model, port, temporary, environment=None):
+    return serving(command(model, port), temporary, port, {**CPU, **(environment or {})})
+
+
+def ask(server, question, **how):
+    return server.ask("default", question, TOKENS, **how)
+
+
+def answer(server, question):
+    return ask(server, question).choices[0].message.content
 
 
 @pytest.fixture(scope="module")
 def server(model, port):
-    with (
-        tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary,
-        serving(model, port, Path(temporary)) as started,
-    ):
-        started.wait_for("capture-hooks: serving at")
-        yield started
-
-
-def lines_of(serving, start):
-    return [line for line in serving.text().splitlines() if line.startswith(start)]
+    with short_directory() as temporary, started(model, port, temporary) as first:
+        first.wait_for("capture-hooks: serving at")
+        yield first
 
 
 def test_it_tells_what_it_runs_and_what_every_rank_captures(server, model):
     first = server.text().splitlines()[0]
     assert first.startswith("SGLANG_USE_CPU_ENGINE=1 SGL_KERNEL_CPU_ATTENTION=1 TORCHDYNAMO_DISABLE=1 ")
     assert f"-m sglang.launch_server --model-path {model} --speculative-algorithm EAGLE3" in first
-    told = lines_of(server, "capture-hooks: ")
+    told = server.told()
     assert told[0] == (
         "capture-hooks: rank 0 captures post.2, post.15, post.27 (boundaries 3, 16, 28) by SGLang's own "
         f"capture, as the head {HEAD} asks; witness matches"
@@ -193,12 +109,12 @@ def test_it_tells_what_it_runs_and_what_every_rank_captures(server, model):
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_the_answer_is_plain_greedys(server, answers, question):
-    assert server.answer(question) == answers[question]
+    assert answer(server, question) == answers[question]
 
 
 def test_drafts_are_accepted(server, answers):
     """Beside the bonus token something of the head's must be accepted, or it was of no use."""
-    server.answer(QUESTIONS[0])
+    answer(server, QUESTIONS[0])
     state = requests.get(f"http://127.0.0.1:{server.port}/server_info", timeout=LONG).json()[
         "internal_states"
     ][0]
@@ -208,11 +124,11 @@ def test_drafts_are_accepted(server, answers):
 def test_two_requests_at_once(server, answers):
     found, both = {}, threading.Barrier(2)
 
-    def ask(question):
+    def one(question):
         both.wait()
-        found[question] = server.answer(question)
+        found[question] = answer(server, question)
 
-    threads = [threading.Thread(target=ask, args=(question,)) for question in QUESTIONS[:2]]
+    threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS[:2]]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -223,7 +139,7 @@ def test_two_requests_at_once(server, answers):
 def test_streaming(server, answers):
     pieces = [
         chunk.choices[0].delta.content or ""
-        for chunk in server.ask(QUESTIONS[1], stream=True)
+        for chunk in ask(server, QUESTIONS[1], stream=True)
         if chunk.choices
     ]
     assert sum(bool(piece) for piece in pieces) > 3
@@ -231,13 +147,13 @@ def test_streaming(server, answers):
 
 
 def test_a_cancelled_request_leaves_it_serving(server, answers):
-    long = server.ask(QUESTIONS[1], stream=True, max_tokens=1500, extra_body={"ignore_eos": True})
+    long = ask(server, QUESTIONS[1], stream=True, max_tokens=1500, extra_body={"ignore_eos": True})
     for _ in zip(range(3), long, strict=False):
         pass
     until(lambda: running(server) == 1, "the request is not seen running")
     long.close()
     until(lambda: running(server) == 0, "the request of a client that is gone still runs")
-    assert server.answer(QUESTIONS[0]) == answers[QUESTIONS[0]]
+    assert answer(server, QUESTIONS[0]) == answers[QUESTIONS[0]]
 
 
 def until(holds, otherwise):
@@ -252,23 +168,11 @@ def running(server):
     return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
 
-def run(model, port, environment=None, head=HEAD, words=()):
+def run(model, port, environment=None):
     """A ``serve`` that is refused before anything is started: its exit code and last line."""
-    command = [
-        COMMAND,
-        "serve",
-        head,
-        "--engine",
-        "sglang",
-        "--model",
-        model,
-        "--",
-        *FLAGS,
-        "--port",
-        str(port),
-    ]
     environment = {**os.environ, **CPU, **(environment or {})}
-    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, timeout=LONG)
+    line = command(model, port)
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LONG)
     assert "launch_server" not in done.stdout
     return done.returncode, done.stderr.strip().splitlines()[-1]
 
@@ -298,16 +202,16 @@ def test_interrupted_it_leaves_nothing_and_starts_again_on_the_same_port(server,
     assert server.stop(signal.SIGINT) == 130
     assert server.text().splitlines()[-1] == "capture-hooks: the server was stopped, by SIGINT"
     assert list(before.glob("capture-hooks-*")) == []
-    with serving(model, server.port, temporary) as again:
+    with started(model, server.port, temporary) as again:
         again.wait_for("capture-hooks: serving at")
-        assert again.answer(QUESTIONS[0]) == answers[QUESTIONS[0]]
+        assert answer(again, QUESTIONS[0]) == answers[QUESTIONS[0]]
         assert again.stop(signal.SIGTERM) == 143
         assert again.text().splitlines()[-1] == "capture-hooks: the server was stopped, by SIGTERM"
 
 
 def test_a_wrong_wiring_is_refused_with_the_reason_last(model, port, temporary):
     wrong = {"CAPTURE_HOOKS_SPEC": "embed, post.2, post.15"}
-    with serving(model, port, temporary, wrong) as refused:
+    with started(model, port, temporary, wrong) as refused:
         assert refused.process.wait(LONG) == 1
     last = refused.text()[refused.text().rindex("error: ") :]
     assert last.startswith(
@@ -323,12 +227,12 @@ def test_a_wrong_wiring_is_refused_with_the_reason_last(model, port, temporary):
 def test_a_server_without_the_plugin_is_stopped(model, port, capfd):
     """Past the check of the setting: whatever else keeps the plugin out is seen by its silence."""
     driver = SGLangDriver()
-    command = driver.compose(HEAD, model, [*FLAGS, "--port", str(port)])
+    composed = driver.compose(HEAD, model, [*FLAGS, "--port", str(port)])
     environment = {**os.environ, **CPU, "SGLANG_PLUGINS": "sgl_kernel_cpu"}
     with pytest.raises(EngineError, match=r"1 of its 1 scheduler ranks never reported .*\(rank 0\)"):
-        driver.follow(command, environment, LONG)
+        driver.follow(composed, environment, LONG)
     with pytest.raises(requests.ConnectionError):
-        requests.get(f"{command.url}/health", timeout=5)
+        requests.get(f"{composed.url}/health", timeout=5)
 
 
 def test_every_feature_that_an_untested_version_is_judged_by_is_in_this_one():

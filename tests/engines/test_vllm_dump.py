@@ -4,23 +4,18 @@ Three starts of a server, each 15 to 40 seconds on a quiet machine.
 """
 
 import importlib.util
-import json
 import os
-import random
 import signal
 import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
-import torch
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed (make vllm)", allow_module_level=True)
 
 import psutil
+from both_engines import CLI, check_equal, short_directory, write_records
 from capture_hooks_vllm.driver import VllmDriver
 from vllm_setting import CPU, FLAGS, make_target
 
@@ -30,9 +25,7 @@ from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump, read_examples, write_dump
 from capture_hooks.store.manifest import Manifest
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
-from capture_hooks.testing import tiny
 
-CLI = [sys.executable, "-c", "from capture_hooks.cli import main; main()"]
 CHUNK = 64
 #: Out of order, with a state from before the first layer, and a target that is no input.
 SPEC = CaptureSpec.parse("post.4, embed, post.2")
@@ -45,12 +38,7 @@ SHARD = 200
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("dump")
-    source = random.Random(0)
-    records = [
-        {"input_ids": [source.randrange(3, tiny.VOCAB) for _ in range(n)], "loss_mask": [1] * n}
-        for n in LENGTHS
-    ]
-    (root / "data.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_records(root / "data.jsonl", LENGTHS)
     return root
 
 
@@ -69,28 +57,6 @@ def embedded(folder, model, spec):
     return Dump.open(out, verify=True)
 
 
-def check_equal(dump, reference):
-    """Fields but for the engine's are the same, and so are the states within float32's noise; the largest."""
-    ours, theirs = dump.manifest.model_dump(), reference.manifest.model_dump()
-    assert dump.manifest.engine.name == "vllm"
-    for manifest in (ours, theirs):
-        for name in ("engine", "batch_tokens", "shards"):
-            manifest.pop(name)
-    assert ours == theirs
-    assert [s.lengths for s in dump.manifest.shards] == [s.lengths for s in reference.manifest.shards]
-    assert len(dump) == len(reference) == len(LENGTHS)
-    worst = 0.0
-    for mine, other in zip(dump, reference, strict=True):
-        assert torch.equal(mine.token_ids, other.token_ids)
-        assert torch.equal(mine.loss_mask, other.loss_mask)
-        assert torch.equal(mine.argmax, other.argmax)
-        for a, b in ((mine.states, other.states), (mine.target, other.target)):
-            assert a.dtype == b.dtype == torch.float32
-            worst = max(worst, float((a.double() - b.double()).abs().max() / b.double().abs().max()))
-    assert worst < 1e-5
-    print(f"largest relative difference from the embedded engine's: {worst:.1e}")
-
-
 def gone(processes):
     """Whether processes that were started have ended, or are about to be reaped."""
     _, alive = psutil.wait_procs(processes, timeout=60)
@@ -99,9 +65,8 @@ def gone(processes):
 
 @pytest.fixture
 def temporary():
-    """A directory for temporary files whose path leaves room for the sockets that vLLM puts there."""
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
-        yield Path(directory)
+    with short_directory() as directory:
+        yield directory
 
 
 def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, temporary):
@@ -131,7 +96,7 @@ def test_a_dump_that_was_killed_goes_on_and_equals_the_embedded_engines(folder, 
     assert again.returncode == 0, again.stdout + again.stderr
     assert "tokens are there already" in again.stdout
     assert [path.name for path in places[1].iterdir() if not path.name.startswith("torchinductor")] == []
-    check_equal(Dump.open(out, SPEC, verify=True), embedded(folder, model, SPEC))
+    check_equal(Dump.open(out, SPEC, verify=True), embedded(folder, model, SPEC), "vllm", len(LENGTHS))
 
 
 def test_a_scaled_stream_the_norm_as_input_and_errors_that_name_the_sequence(folder):
@@ -150,7 +115,9 @@ def test_a_scaled_stream_the_norm_as_input_and_errors_that_name_the_sequence(fol
             list(engine.states([[5, 6, 7], [5] * (CONTEXT + 40)]))
         # What was refused leaves nothing behind, and the engine goes on.
         assert [len(states.inputs) for states in engine.states([[5, 6, 7]])] == [3]
-    check_equal(Dump.open(folder / "ours", spec, verify=True), embedded(folder, model, spec))
+    check_equal(
+        Dump.open(folder / "ours", spec, verify=True), embedded(folder, model, spec), "vllm", len(LENGTHS)
+    )
 
 
 @pytest.mark.parametrize(

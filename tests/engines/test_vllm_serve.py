@@ -3,18 +3,13 @@
 Four starts of a server, each 15 to 40 seconds on a quiet machine.
 """
 
-import contextlib
 import importlib.util
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -22,36 +17,24 @@ import pytest
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed (make vllm)", allow_module_level=True)
 
-import openai
-import psutil
-import torch
+from both_engines import COMMAND, HEAD, LONG, MODEL, free_port, greedy_answer, serving, short_directory
 from capture_hooks_vllm.driver import VLLM, VllmDriver
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm_setting import CPU, FLAGS, make_target, save_a_head
 
-ROOT = Path(__file__).parents[2]
-HEAD = ROOT / "examples" / "smollm2" / "head"
-MODEL = ROOT / "build" / "smollm2"
-COMMAND = Path(sys.executable).with_name("capture-hooks")
 EAGER = (*FLAGS, "--dtype", "float32", "--enforce-eager", "--max-model-len", "512")
-#: Seconds for anything that a busy machine of two cores may be slow at.
-LONG = 600
 QUESTION, TOKENS = "Explain in two sentences why the sky is blue.", 24
 
 
 @pytest.fixture(scope="module")
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_port()
 
 
 @pytest.fixture
 def temporary():
-    """A directory for temporary files whose path leaves room for the sockets that vLLM puts there."""
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as directory:
-        yield Path(directory)
+    with short_directory() as directory:
+        yield directory
 
 
 @pytest.fixture(scope="module")
@@ -64,52 +47,8 @@ def small(tmp_path_factory):
     return root
 
 
-@dataclass
-class Serving:
-    """A running command, its output in a file."""
-
-    process: subprocess.Popen
-    log: Path
-    port: int
-
-    def text(self):
-        return self.log.read_text(errors="replace")
-
-    def wait_for(self, said):
-        deadline = time.monotonic() + LONG
-        while said not in self.text():
-            assert self.process.poll() is None, self.text()[-4000:]
-            assert time.monotonic() < deadline, self.text()[-4000:]
-            time.sleep(0.5)
-
-    def answer(self):
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key="none", timeout=LONG)
-        turns = [{"role": "user", "content": QUESTION}]
-        told = client.chat.completions.create(
-            model=str(MODEL), messages=turns, temperature=0, max_tokens=TOKENS
-        )
-        return told.choices[0].message.content
-
-
-@contextlib.contextmanager
 def started(words, temporary, port, environment=None):
-    """Start it; what is still running at the end is stopped."""
-    log = temporary / "log"
-    environment = {**os.environ, **CPU, "TMPDIR": str(temporary), **(environment or {})}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [str(word) for word in words],
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-        )
-    try:
-        yield Serving(process, log, port)
-    finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            process.wait(LONG)
+    return serving(words, temporary, port, {**CPU, **(environment or {})})
 
 
 def serve(head, model, port, *words):
@@ -119,38 +58,26 @@ def serve(head, model, port, *words):
 
 @pytest.mark.skipif(not MODEL.is_dir(), reason="the demo's target is made by examples/smollm2/target.py")
 def test_it_is_proven_serves_plain_greedys_answer_and_leaves_nothing(port, temporary):
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    target = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    turns = [{"role": "user", "content": QUESTION}]
-    inputs = tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, return_tensors="pt", return_dict=True
-    )
-    ids = target.generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
-    plain = tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    plain = greedy_answer(MODEL, QUESTION, TOKENS)
     with started(serve(HEAD, MODEL, port), temporary, port) as server:
         server.wait_for("capture-hooks: serving at")
         first = server.text().splitlines()[0]
         assert first.startswith(f"CAPTURE_HOOKS_HEAD={HEAD} VLLM_CPU_KVCACHE_SPACE=1 ")
         assert f"-m {VllmDriver.module} --model {MODEL} " in first
-        told = [line for line in server.text().splitlines() if line.startswith("capture-hooks: ")]
+        told = server.told()
         assert told[0] == (
             "capture-hooks: rank 0 captures post.2, post.15, post.27 (boundaries 3, 16, 28) by vLLM's own "
             f"capture, as the head {HEAD} asks; witness matches"
         )
         assert told[1].endswith(f"serving at http://127.0.0.1:{port}; reported by its rank: witness matches")
-        assert server.answer() == plain
+        assert server.ask(str(MODEL), QUESTION, TOKENS).choices[0].message.content == plain
         refused = subprocess.run(
             [str(word) for word in serve(HEAD, MODEL, port)], capture_output=True, text=True
         )
         assert refused.returncode == 1
         assert "cannot be had (Address already in use)" in refused.stderr
-        below = psutil.Process(server.process.pid).children(recursive=True)
-        assert len(below) >= 3  # the server, its engine, a worker
-        server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(LONG) == 130
+        assert server.stop(signal.SIGINT, patience=30) == 130
         assert server.text().splitlines()[-1] == "capture-hooks: the server was stopped, by SIGINT"
-        _, alive = psutil.wait_procs(below, timeout=30)
-        assert [one for one in alive if one.status() != psutil.STATUS_ZOMBIE] == []
         assert list(temporary.glob("capture-hooks-*")) == []
 
 

@@ -146,7 +146,7 @@ class EngineDriver(ABC):
         """
 
     @abstractmethod
-    def compared(self, drafts: bool) -> list[str]:
+    def timed(self, drafts: bool) -> list[str]:
         """Flags of a server whose answers are timed: a second to the same prompt costs what the first did."""
 
     @abstractmethod
@@ -423,7 +423,7 @@ class EngineDriver(ABC):
             self.check_head(head, model, os.environ)
             words, environment = self.drafting(head, settings), self.with_head(os.environ, head)
         drafts = head is not None
-        fixed = self.compared(drafts)
+        fixed = self.timed(drafts)
         with self.running(model, words, fixed, environment, reports=drafts) as (process, info):
             yield Decoding(self, process, info, self.ends(model), drafts=drafts)
 
@@ -467,7 +467,7 @@ class _Running:
     job: ClassVar[Job]
 
     def __init__(self, driver: EngineDriver, process: EngineProcess, info: Info) -> None:
-        self._driver, self._process, self._info = driver, process, info
+        self._driver, self._process = driver, process
         self.name = driver.name
         self.version = str(info["version"])
         self.settings: Mapping[str, str] = driver.resolved(info, self.job)

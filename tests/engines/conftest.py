@@ -1,7 +1,7 @@
 """Makes the modules of ``sgl-kernel-cpu`` importable as ``sgl_kernel_cpu``, not as what they stand in for.
 
 The package's own ``__init__`` registers operators and may refuse to load: that is tested in other processes.
-Test files here share `vllm_setting`.
+Test files here share `both_engines`, `cpu_settings`, `vllm_setting` and `stand_in`.
 """
 
 import sys

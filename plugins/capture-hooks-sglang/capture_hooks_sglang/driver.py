@@ -188,7 +188,7 @@ class SGLangDriver(EngineDriver):
         ours = ["--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "error"]
         return [self.spelling("model"), str(model), *words, *fixed, *ours]
 
-    def compared(self, drafts: bool) -> list[str]:
+    def timed(self, drafts: bool) -> list[str]:
         """Nothing is cached."""
         return ["--disable-radix-cache"]
 

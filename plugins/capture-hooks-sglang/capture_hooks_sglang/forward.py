@@ -18,7 +18,16 @@ from capture_hooks.capture.anatomy import BatchRows
 from capture_hooks.errors import EngineError
 
 #: Modes in which each request gives the rows of its extension.
-_EXTENDING = ("EXTEND", "MIXED")
+_EXTENDING: Final = ("EXTEND", "MIXED")
+#: Modes in which the target runs, and every row stands for one token of the batch.
+COVERED: Final = frozenset({"EXTEND", "MIXED", "DECODE", "TARGET_VERIFY", "IDLE"})
+#: Modes in which states cannot be delivered, with the reason.
+REFUSED: Final = {
+    "DRAFT_EXTEND_V2": "it is the draft model's own pass, and does not belong in the target",
+    "PREBUILT": "its KV cache came from another server, so there are no states of its tokens",
+    "SPLIT_PREFILL": "its layers run in separate calls, which this plugin does not follow",
+    "DLLM_EXTEND": "it is a diffusion model's pass, whose rows are not a sequence's tokens in order",
+}
 
 
 def rows_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> BatchRows:
@@ -55,17 +64,6 @@ def _ends(batch: Any, count: int, before: int) -> Sequence[int] | Tensor:
         return tuple(int(length) - before for length in batch.seq_lens_cpu[:count].tolist())
     lengths: Tensor = batch.seq_lens[:count]
     return lengths - before
-
-
-#: Modes in which the target runs, and every row stands for one token of the batch.
-COVERED: Final = frozenset({"EXTEND", "MIXED", "DECODE", "TARGET_VERIFY", "IDLE"})
-#: Modes in which states cannot be delivered, with the reason.
-REFUSED: Final = {
-    "DRAFT_EXTEND_V2": "it is the draft model's own pass, and does not belong in the target",
-    "PREBUILT": "its KV cache came from another server, so there are no states of its tokens",
-    "SPLIT_PREFILL": "its layers run in separate calls, which this plugin does not follow",
-    "DLLM_EXTEND": "it is a diffusion model's pass, whose rows are not a sequence's tokens in order",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,6 @@ def expected_rows(metadata: Any, tokens: int) -> Expected:
     if capture != "LAST":
         raise EngineError(f"SGLang stores hidden states in mode {capture}; FULL, LAST and NULL are known")
     # One row for each request where a pass has several tokens of it; the rows themselves elsewhere.
-    if mode in ("EXTEND", "MIXED"):
+    if mode in _EXTENDING:
         return Expected(mode, capture, int(metadata.extend_seq_lens.shape[0]))
     return Expected(mode, capture, tokens)

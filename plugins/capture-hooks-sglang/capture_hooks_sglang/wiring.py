@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,32 +19,15 @@ from .forward import rows_of
 from .rehearsal import SHAPES, TOKENS, Call, Parts, Rehearsal, config_number, parts_of, rehearse
 
 
-@dataclass(frozen=True, slots=True)
-class Wiring:
-    """Modules and layout of one model.
+def describe(model: nn.Module) -> Anatomy:
+    """The parts of a model that holds a ``LogitsProcessor`` of SGLang's.
 
-    ``scale`` is what the model itself multiplies the normed state by before the logits processor; ``gap``
-    says what else it does there, as a clause, or is None.
-    """
-
-    layers: tuple[nn.Module, ...]
-    layout: Layout
-    hidden_size: int
-    final_norm: nn.Module | None
-    lm_head: nn.Module
-    logits_processor: nn.Module
-    embedding: nn.Module
-    root: nn.Module  # the module whose forward is one forward, for hooks
-    scale: float
-    gap: str | None
-
-
-def follow(model: nn.Module, parts: Parts) -> Wiring:
-    """Rehearse ``model`` until a way for its layers to return their values is the one that it expects.
+    It is rehearsed until a way for its layers to return their values is the one that it expects.
 
     Raises:
-        BindError: with what stood in the way.
+        BindError: naming what was looked for and what was found instead, or what stood in the way.
     """
+    parts = parts_of(model)
     failures: dict[str, None] = {}
     for values in SHAPES:
         run = rehearse(model, parts, values)
@@ -73,28 +55,49 @@ def _short(run: Rehearsal) -> str:
     return f"{type(run.error).__name__}: {text[0][:160]}" if text else type(run.error).__name__
 
 
-def _understand(model: nn.Module, parts: Parts, run: Rehearsal) -> Wiring:
+def _understand(model: nn.Module, parts: Parts, run: Rehearsal) -> Anatomy:
     name, calls = _the_layers(model, parts, run)
     width = _width(name, calls)
     argument = _chain(name, calls)
-    layout, end, norm = _layout(name, calls, argument, run)
+    layout, end, last = _layout(name, calls, argument, run)
     fed, head = _logits_arguments(run)
-    value = _value(norm.output) if norm is not None else end
-    scale, gap = _before_logits(fed, value)
-    if run.processor is None:
-        raise _UnexpectedError("the logits processor was never called")
-    return Wiring(
+    # The model itself may multiply the normed state before the logits processor is given it.
+    scale, gap = _before_logits(fed, end if last is None else _value(last.output))
+    processor: Any = run.processor
+    norm = None if last is None else last.module
+    embedding, root = _token_embedding(model, run), _root(model, name, run, norm)
+    names = {id(module): name for name, module in model.named_modules()}
+    return Anatomy(
+        model=model,
+        decoder=root,
+        decoder_name=names[id(root)],
         layers=tuple(call.module for call in calls),
-        layout=layout,
-        hidden_size=width,
-        final_norm=norm.module if norm is not None else None,
+        layer_names=tuple(names[id(call.module)] for call in calls),
+        embedding=embedding,
+        final_norm=norm,
+        final_norm_name=None if norm is None else names[id(norm)],
         lm_head=head,
-        logits_processor=run.processor,
-        embedding=_token_embedding(model, run),
-        root=_root(model, name, run, norm.module if norm is not None else None),
-        scale=scale,
-        gap=gap,
+        hidden_size=width,
+        vocab_size=int(processor.vocab_size),
+        layout=layout,
+        split_boundaries=frozenset(_deepstack(model, root, len(calls))),
+        logit_scale=scale * float(processor.logit_scale or 1.0),
+        logit_softcap=processor.final_logit_softcapping or None,
+        readout_gap=gap,
+        rows=rows_of,
     )
+
+
+def _deepstack(model: nn.Module, decoder: nn.Module, n_layers: int) -> range:
+    """Boundaries where the decoder adds visual features between layers (DeepStack, arXiv 2406.04334).
+
+    One set after each of layers 0, 1, …: as many as the model says, else every boundary between layers.
+    """
+    if not any("deepstack" in name for name in inspect.signature(type(decoder).forward).parameters):
+        return range(0)
+    levels = config_number(model, "num_deepstack_embeddings")
+    levels = getattr(model, "num_deepstack_embeddings", levels)
+    return range(1, min(levels, n_layers) + 1 if levels else n_layers)
 
 
 def _the_layers(model: nn.Module, parts: Parts, run: Rehearsal) -> tuple[str, list[Call]]:
@@ -239,46 +242,3 @@ def _root(model: nn.Module, name: str, run: Rehearsal, norm: nn.Module | None) -
         f"{type(model).__name__} runs its layers and final norm in its own forward, which SGLang calls "
         "without hooks; no module around them shows where a forward begins and ends"
     )
-
-
-def describe(model: nn.Module) -> Anatomy:
-    """Find the parts of a model that holds a ``LogitsProcessor`` of SGLang's.
-
-    Raises:
-        BindError: naming what was looked for and what was found instead.
-    """
-    wiring = follow(model, parts_of(model))
-    names = {id(module): name for name, module in model.named_modules()}
-    processor: Any = wiring.logits_processor
-    norm = wiring.final_norm
-    return Anatomy(
-        model=model,
-        decoder=wiring.root,
-        decoder_name=names[id(wiring.root)],
-        layers=wiring.layers,
-        layer_names=tuple(names[id(layer)] for layer in wiring.layers),
-        embedding=wiring.embedding,
-        final_norm=norm,
-        final_norm_name=None if norm is None else names[id(norm)],
-        lm_head=wiring.lm_head,
-        hidden_size=wiring.hidden_size,
-        vocab_size=int(processor.vocab_size),
-        layout=wiring.layout,
-        split_boundaries=frozenset(_deepstack(model, wiring.root, len(wiring.layers))),
-        logit_scale=wiring.scale * float(processor.logit_scale or 1.0),
-        logit_softcap=processor.final_logit_softcapping or None,
-        readout_gap=wiring.gap,
-        rows=rows_of,
-    )
-
-
-def _deepstack(model: nn.Module, decoder: nn.Module, n_layers: int) -> range:
-    """Boundaries where the decoder adds visual features between layers (DeepStack, arXiv 2406.04334).
-
-    One set after each of layers 0, 1, …: as many as the model says, else every boundary between layers.
-    """
-    if not any("deepstack" in name for name in inspect.signature(type(decoder).forward).parameters):
-        return range(0)
-    levels = config_number(model, "num_deepstack_embeddings")
-    levels = getattr(model, "num_deepstack_embeddings", levels)
-    return range(1, min(levels, n_layers) + 1 if levels else n_layers)

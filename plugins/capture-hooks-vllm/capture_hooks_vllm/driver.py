@@ -180,7 +180,7 @@ class VllmDriver(EngineDriver):
         ours = ["--skip-tokenizer-init", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
         return ["--model", str(model), *_defaults(model), *words, "--tokens-only", *fixed, *ours]
 
-    def compared(self, drafts: bool) -> list[str]:
+    def timed(self, drafts: bool) -> list[str]:
         """Nothing is cached; rounds are counted."""
         counted = ["--per-request-spec-decode-metrics", "summary"] if drafts else []
         return ["--no-enable-prefix-caching", *counted]

@@ -26,15 +26,6 @@ from .spool import Spool
 
 logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What this process captures."""
-
-    asked: Asked
-    delivery: Delivery
-
-
 #: Settings by name, the value under which all is well, and why another one is refused.
 _REFUSED: Final = (
     (
@@ -50,6 +41,16 @@ _REFUSED: Final = (
     ("enable_pdmux", False, "prefill runs layer group by layer group, outside the model's forward"),
     ("enable_torch_compile", False, "compiled code may not run hooks; not tried yet"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What this process captures."""
+
+    asked: Asked
+    delivery: Delivery
+
+
 #: By id of the target's model, which lives as long as the process.
 _SERVED: dict[int, Served] = {}
 _SPOOLS: dict[int, Spool] = {}

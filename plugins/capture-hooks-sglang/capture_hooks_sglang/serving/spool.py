@@ -30,6 +30,10 @@ from ..forward import rows_of
 from .delivery import logits_processor_of
 
 _PREFIX: Final = "capture-hooks-dump"
+#: Rows whose logits over the full vocabulary exist at one time.
+LOGIT_ROWS: Final = 512
+#: Files that may wait for the disk before a forward waits for them.
+WAITING: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +105,6 @@ def write_failure(path: Path, why: str) -> None:
     hand_over(path, lambda place: place.write_text(why))
 
 
-#: Files that may wait for the disk before a forward waits for them.
-WAITING: Final = 8
-
-
 class Assembly:
     """Puts requests together from their chunks; files are written behind the forward that completes them."""
 
@@ -164,10 +164,6 @@ def _write_joined(path: Path, parts: list[Rows]) -> None:
         Rows(*joined).write(path)
     except (OSError, SafetensorError) as error:  # most likely a full disk, where a few words may still fit
         write_failure(path.with_suffix(".failed"), f"they could not be written: {error}")
-
-
-#: Rows whose logits over the full vocabulary exist at one time.
-LOGIT_ROWS: Final = 512
 
 
 class Spool:

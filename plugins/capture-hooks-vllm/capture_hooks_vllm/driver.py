@@ -28,7 +28,13 @@ from capture_hooks.errors import EngineError, ModelError
 from capture_hooks.heads import HeadDescription, inspect_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.target import context_length, final_norm_of, hollow_anatomy, load_config
+from capture_hooks.target import (
+    context_length,
+    final_norm_of,
+    hollow_anatomy,
+    load_config,
+    load_generation_config,
+)
 
 from . import HEAD
 from .extraction import Extraction, extraction, model_type_of
@@ -328,12 +334,8 @@ class VllmDriver(EngineDriver):
 
     def ends(self, model: Path) -> tuple[int, ...]:
         """As transformers has them; vLLM without a tokenizer knows none."""
-        from transformers import GenerationConfig
-
-        try:
-            told = GenerationConfig.from_pretrained(str(model)).eos_token_id
-        except OSError:
-            told = load_config(str(model)).eos_token_id
+        own = load_generation_config(str(model))
+        told = load_config(str(model)).eos_token_id if own is None else own.get("eos_token_id")
         return (told,) if isinstance(told, int) else tuple(told or ())
 
     def cause(self, log: str) -> str | None:

@@ -406,8 +406,9 @@ def _logits(
 class OfflineAcceptance:
     """Counts over teacher-forced rows, position by position.
 
-    At position i the head has been fed its own outputs i times but the data's tokens throughout, so
-    the figure is conditional on the positions before it as far as tokens go.
+    Position i is the i-th token a head proposes behind a row, with the data's own tokens before it (a head
+    that goes step by step has been fed its own outputs i times).  So the figure is conditional on the
+    positions before it as far as tokens go.
     """
 
     hits: tuple[float, ...]

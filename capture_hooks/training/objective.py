@@ -55,9 +55,9 @@ def trainable_names(module: nn.Module) -> frozenset[str]:
 
 
 def supervised_rows(loss_mask: Tensor, starts: Tensor) -> Tensor:
-    """How many rows are scored at step 0 (a scalar).
+    """How many rows are scored at position 0 (a scalar).
 
-    The head's row t predicts x[t+2] at step 0, so of each sequence the supervised tokens from the
+    Behind row t position 0 holds the token x[t+2], so of each sequence the supervised tokens from the
     third on count.  The sum over all processes and accumulation steps divides the loss, so that the
     gradient does not depend on how a batch was divided.
     """

@@ -117,7 +117,7 @@ class DraftHead(nn.Module, ABC):
 
     @abstractmethod
     def drafter(self, max_length: int, drafting: Drafting) -> Drafter:
-        """Draft one sequence of up to ``max_length`` tokens with the weights as they are now."""
+        """Draft a sequence of up to ``max_length`` tokens, drafted ones too, with the weights as they are."""
 
     @property
     @abstractmethod

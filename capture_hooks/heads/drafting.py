@@ -250,7 +250,7 @@ class StepwiseDrafter:
 
     Args:
         head: the head.
-        max_length: most rows that will be accepted.
+        max_length: most tokens of the sequence, drafted ones included.
         drafting: how to draft.
     """
 

@@ -133,7 +133,7 @@ class HeadContract:
         batch = bench.batch()
         drafts = {}
         for a, b in itertools.pairwise(batch.starts.tolist()):
-            drafter = bench.head.drafter(b - a, Drafting(_DEPTH))
+            drafter = bench.head.drafter(b - a + _DEPTH, Drafting(_DEPTH))
             for t in range(a, b - 2):
                 drafter.accept(batch.states[t : t + 1], batch.token_ids[t + 1 : t + 2])
                 drafts[t, 0] = drafter.propose(_DEPTH).tokens[0]
@@ -304,7 +304,7 @@ class _Bench:
     def proposal(self, head: DraftHead, rows: int) -> Proposal:
         """What a head proposes after the first ``rows`` tokens; sampled where it samples."""
         drafting = Drafting(_DEPTH, warp=_softmax, generator=torch.Generator().manual_seed(_SEED))
-        drafter = head.drafter(rows, drafting)
+        drafter = head.drafter(rows + _DEPTH, drafting)
         with torch.no_grad():
             drafter.accept(self.states[:rows], self.token_ids[1 : rows + 1])
             return drafter.propose(_DEPTH)

@@ -44,6 +44,7 @@ class SomeHead(Named, Protocol):
     """In full: `capture_hooks.heads.HeadProvider`."""
 
     config_type: Any
+    schema: Any
     create: Any
     restore: Any
 

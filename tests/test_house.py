@@ -42,17 +42,13 @@ ROOMS = (
 NOT_FOR_PLUGINS = {"testing", "cli", "_core"}
 
 #: Imports that point up: importing module, imported module.
-UPWARD = {("capture_hooks.heads.loading", "capture_hooks.interop.heads.load")}
+UPWARD: set[tuple[str, str]] = set()
 #: Modules that import themselves by way of others.
-CIRCLES = {
-    frozenset(("capture_hooks_eagle3.checkpoint", "capture_hooks_eagle3.head")),
-}
+CIRCLES: set[frozenset[str]] = set()
 #: Modules below the commands that ask for what is installed, instead of being given it.
 ASKING = {
     "capture_hooks.capture.unwrap",
-    "capture_hooks.interop.heads.ours",
-    "capture_hooks.heads.loading",
-    "capture_hooks.heads.saving",
+    "capture_hooks.heads.checkpoint",
     "capture_hooks.training.build",
 }
 #: What binding a spec to a transformers model loads of our own, beyond `bind` itself and that anatomy.

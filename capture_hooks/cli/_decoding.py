@@ -32,12 +32,13 @@ def load(
     """
     from ..decoding import SpeculativeDecoder
     from ..heads import load_head
+    from ..interop.heads import FORMATS
     from ..plugins import registry
     from ..target import load_target, load_tokenizer
 
     shape = parse_tree(tree)
     target: Any = load_target(model, dtype, device)
-    draft = load_head(head, target, conventions=registry().conventions)
+    draft = load_head(head, target, formats=FORMATS, conventions=registry().conventions)
     draft = draft.to(next(target.parameters()).device).eval()
     decoder = SpeculativeDecoder(
         target, draft, draft_tokens, shape, min_confidence=min_confidence, kernels=kernels

@@ -103,6 +103,7 @@ def train(
         settings["precision"] = "bf16"
     if eval_data is not None:
         settings["held_out"] = 0.0
+    from ..interop.heads import FORMATS
     from ..plugins import registry
     from ..target import load_target
     from ..training import TrainingInterrupted, recorded_clock
@@ -130,6 +131,7 @@ def train(
                 overwrite=overwrite,
                 reporter=view,
                 conventions=registry().conventions,
+                formats=FORMATS,
             )
         except TrainingInterrupted as stopped:
             if first:

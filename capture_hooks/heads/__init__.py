@@ -1,11 +1,9 @@
 """Draft heads: what one is, and its checkpoint as every library reads it."""
 
+from .checkpoint import HeadDescription, SaveReport, inspect_head, load_head, save_head
 from .contract import DraftHead, HeadProvider, StepSums, TargetReadout, TrainBatch
-from .describe import HeadDescription, inspect_head
 from .engines import EngineStatement
-from .loading import load_head
 from .readout import readout_of
-from .saving import SaveReport, save_head
 from .witness import HeadWarning, PointAgreement, Witness, WitnessReport, check_witness, make_witness
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,30 +11,12 @@ from torch import Tensor
 from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import HeadError, SpecError
-from ..spec import CaptureSpec
+from ..spec import CaptureSpec, Point
 from .engines import EngineStatement, sglang_ids, vllm_ids
+from .schema import HeadSchema
 
 #: Version of the ``capture`` section; a reader refuses versions it does not know.
 FORMAT: Final = 1
-#: What stock readers of an EAGLE-3 head need and only the head can know.
-REQUIRED: Final = (
-    "architectures",
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "draft_vocab_size",
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-)
 
 
 class WitnessFile(BaseModel):
@@ -70,6 +52,7 @@ class CaptureSection(BaseModel):
 
 
 def compose(
+    schema: HeadSchema,
     fields: Mapping[str, Any],
     anatomy: Anatomy,
     inputs: int,
@@ -82,16 +65,20 @@ def compose(
     Raises:
         HeadError: the head leaves out a field that stock readers need.
     """
-    if missing := [name for name in REQUIRED if fields.get(name) is None]:
+    missing = [name for name in schema.required if fields.get(name) is None]
+    if not missing and not any(fields.get(name) for name in schema.rope_keys):
+        missing = [schema.rope_keys[0]]
+    if missing:
         raise HeadError(f"the head {section.head!r} exports no {', '.join(missing)}; stock readers need it")
     by_engine = {statement.engine: statement for statement in engines}
     target = text_config(anatomy)
+    rope = fields.get("rope_parameters") or schema.rope(fields, f"the head {section.head!r}")
     dtype = str(next(t.dtype for t in tensors.values() if t.is_floating_point())).removeprefix("torch.")
     document: dict[str, Any] = {
         # A top-level `norm_output: false` reads "no norm at all" to SpecForge 0.2.0, and leaving it out reads
         # "false" to SGLang and vLLM; so false is said only in `eagle_config`.
-        **{name: fields[name] for name in REQUIRED if name != "norm_output" or fields[name]},
-        **_rope(fields),
+        **{name: fields[name] for name in schema.required if name != "norm_output" or fields[name]},
+        **schema.rope_spellings(rope),
         # Only to name them: a server takes its stop tokens from the target.
         "bos_token_id": getattr(target, "bos_token_id", None),
         "eos_token_id": getattr(target, "eos_token_id", None),
@@ -114,7 +101,7 @@ def compose(
         },
     }
     document |= {
-        name: value for name, value in fields.items() if name not in document and name not in REQUIRED
+        name: value for name, value in fields.items() if name not in document and name not in schema.required
     }
     return document | {"capture": section.model_dump(mode="json")}
 
@@ -171,26 +158,46 @@ def model_type(anatomy: Anatomy) -> str:
     return str(getattr(getattr(anatomy.model, "config", None), "model_type", "") or "")
 
 
-def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The RoPE settings in both spellings: ``rope_parameters`` (transformers 5) and the two older keys."""
-    if "rope_parameters" in fields:
-        parameters = dict(fields["rope_parameters"])
-    elif "rope_theta" in fields:
-        parameters = {
-            "rope_type": "default",
-            **(fields.get("rope_scaling") or {}),
-            "rope_theta": fields["rope_theta"],
-        }
-    else:
-        raise HeadError("the head exports no rope_parameters; stock readers need it")
-    return rope_spellings(parameters)
+def depth_order(spec: CaptureSpec, n_layers: int) -> tuple[int, ...]:
+    """Indices of ``spec.inputs`` by ascending depth: input ``order[i]`` becomes input i of the file.
+
+    SGLang and vLLM capture while the layers run and concatenate in that order, whatever the order of
+    the ids they were given.  The final norm lies after every boundary; module points (``in:``,
+    ``out:``), which no server captures, come last in the spec's own order.
+
+    >>> depth_order(CaptureSpec.parse("post.6, embed, post.2"), 8)
+    (1, 2, 0)
+    """
+
+    def depth(index: int) -> tuple[int, int, bool]:
+        point = spec.inputs[index]
+        site = point.resolve(n_layers)
+        if site.boundary is not None:
+            # Where a model adds something between two layers, post.k comes before pre.(k+1).
+            return (0, site.boundary, point.kind == "pre")
+        return (1 if site.norm else 2, 0, False)
+
+    return tuple(sorted(range(len(spec.inputs)), key=depth))
 
 
-def rope_spellings(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """One RoPE in all its keys: ``rope_parameters``, and transformers 4's theta and scaling."""
-    scaling = {key: value for key, value in parameters.items() if key != "rope_theta"}
-    return {
-        "rope_parameters": dict(parameters),
-        "rope_theta": parameters.get("rope_theta", 10000.0),
-        "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
-    }
+def in_order(spec: CaptureSpec, order: Sequence[int]) -> tuple[Point, ...]:
+    """The inputs as the file orders them."""
+    return tuple(spec.inputs[index] for index in order)
+
+
+def check_order(spec: CaptureSpec, order: Sequence[int], file_inputs: Sequence[str], where: str) -> None:
+    """Check a file's permutation against the points it lists.
+
+    Raises:
+        HeadError: naming both values.
+    """
+    if sorted(order) != list(range(len(spec.inputs))):
+        raise HeadError(
+            f"{where}: capture.order {list(order)} is no permutation of the {len(spec.inputs)} inputs {spec}"
+        )
+    points = [str(point) for point in in_order(spec, order)]
+    if points != list(file_inputs):
+        raise HeadError(
+            f"{where}: capture.order {list(order)} puts the inputs in the order {', '.join(points)}, "
+            f"and capture.file_inputs says {', '.join(file_inputs)}"
+        )

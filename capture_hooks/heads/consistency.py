@@ -11,10 +11,9 @@ from typing import Any
 from ..conventions import BUILTIN, Conventions
 from ..errors import ConventionError, HeadError
 from ..spec import CaptureSpec, Point
-from .config import CaptureSection, number
+from .config import CaptureSection, check_order, depth_order, in_order, number
 from .engines import EngineStatement, sglang_ids, vllm_ids
 from .files import TensorInfo
-from .order import check_order, depth_order, in_order
 
 
 def check_section(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..capture.anatomy import Anatomy
 from ..spec import CaptureSpec
 from .drafting import Drafter, Drafting
+from .schema import HeadSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,11 @@ class HeadProvider(Protocol):
     @property
     def config_type(self) -> type:
         """The frozen dataclass of this head's settings."""
+        ...
+
+    @property
+    def schema(self) -> HeadSchema:
+        """What this head's file holds."""
         ...
 
     def create(

@@ -12,7 +12,6 @@ On SmolLM2-135M (float32, points from 1 to 30) the median over tokens is 0.01-0.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -228,11 +227,6 @@ def check_witness(model: nn.Module, witness: Witness) -> WitnessReport:
     if largest >= rows:
         raise HeadError(f"the witness holds token id {largest}; the target embeds {rows} tokens")
     return witness.compare(_capture(anatomy, witness.spec, witness.token_ids, witness.starts))
-
-
-def warn(message: str) -> None:
-    """Warn at the line of the user's own call."""
-    warnings.warn(message, HeadWarning, stacklevel=4)
 
 
 def _points(spec: CaptureSpec) -> tuple[Point, ...]:

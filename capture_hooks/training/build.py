@@ -18,6 +18,7 @@ from ..conventions import BUILTIN, Conventions
 from ..errors import TrainingError
 from ..foreign import calling
 from ..heads import load_head, readout_of
+from ..heads.checkpoint import HeadFormat
 from ..heads.contract import DraftHead, HeadProvider
 from ..heads.files import read_config
 from ..plugins import registry
@@ -70,6 +71,7 @@ def prepare(
     config: TrainConfig,
     eval_data: Data | None = None,
     conventions: Conventions = BUILTIN,
+    formats: Sequence[HeadFormat] = (),
 ) -> Setup:
     """Check the data against the target and the settings, divide it, and make the head.
 
@@ -81,7 +83,7 @@ def prepare(
         HeadError: for a head to start from that does not fit.
     """
     anatomy = find_anatomy(model)
-    start_from = _start(model, data, config, conventions)
+    start_from = _start(model, data, config, conventions, formats)
     spec = _spec(anatomy, data, config, start_from)
     train_source = _source(data, anatomy, spec)
     if eval_data is None:
@@ -133,7 +135,13 @@ def prepare(
     )
 
 
-def _start(model: nn.Module, data: Data, config: TrainConfig, conventions: Conventions) -> DraftHead | None:
+def _start(
+    model: nn.Module,
+    data: Data,
+    config: TrainConfig,
+    conventions: Conventions,
+    formats: Sequence[HeadFormat],
+) -> DraftHead | None:
     """The head to start from, in whichever layout, its inputs in the dump's order.
 
     What it learns is the dump's target point, whatever it learned before: the logits of the final norm and
@@ -157,6 +165,7 @@ def _start(model: nn.Module, data: Data, config: TrainConfig, conventions: Conve
         accept_unverified=config.accept_unverified,
         pickles=config.pickles,
         conventions=conventions,
+        formats=formats,
     )
     if asked is not None:
         _check_asked(asked.absolute(head.target_layers), head, own, config.init_from)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -16,6 +16,7 @@ from transformers import PrinterCallback
 from ..conventions import BUILTIN, Conventions
 from ..errors import TrainingError
 from ..heads import make_witness, save_head
+from ..heads.checkpoint import HeadFormat
 from ..heads.contract import DraftHead
 from ..store import Examples
 from .build import Data, Setup, prepare
@@ -61,6 +62,7 @@ def train(
     reporter: RunReporter | None = None,
     now: Callable[[], float] = time.monotonic,
     conventions: Conventions = BUILTIN,
+    formats: Sequence[HeadFormat] = (),
 ) -> DraftHead:
     """Train a draft head for ``model`` and save it.
 
@@ -78,6 +80,7 @@ def train(
         reporter: is told the estimate and every logged figure.
         now: the clock that ``max_minutes`` is measured with.
         conventions: what layer ids mean to each engine.
+        formats: readers of other libraries' layouts, for a head to start from.
 
     Returns:
         The trained head, in eval mode.
@@ -92,7 +95,7 @@ def train(
     replace = resume or overwrite
     with undone_unless_begun(run):
         return _train(
-            model, data, config, out, run, checkpoint, eval_data, replace, reporter, now, conventions
+            model, data, config, out, run, checkpoint, eval_data, replace, reporter, now, conventions, formats
         )
 
 
@@ -108,9 +111,10 @@ def _train(
     reporter: RunReporter | None,
     now: Callable[[], float],
     conventions: Conventions,
+    formats: Sequence[HeadFormat],
 ) -> DraftHead:
     first = int(os.environ.get("RANK", "0")) == 0
-    setup = prepare(model, data, config, eval_data, conventions)
+    setup = prepare(model, data, config, eval_data, conventions, formats)
     settings: dict[str, Any] = {
         "config": config.to_json(),
         "spec": str(setup.head.spec),
@@ -170,7 +174,7 @@ def _train(
         raise TrainingInterrupted(run, trainer.state.global_step)
     if average is not None:
         average.swap()
-    head = _whole_head(trainer, setup, model, data, config, eval_data, conventions)
+    head = _whole_head(trainer, setup, model, data, config, eval_data, conventions, formats)
     if first:
         witness = make_witness(model, head.spec, setup.witness_tokens)
         dtype = getattr(torch, config.save_dtype)
@@ -200,12 +204,13 @@ def _whole_head(
     config: TrainConfig,
     eval_data: Data | None,
     conventions: Conventions,
+    formats: Sequence[HeadFormat],
 ) -> DraftHead:
     """The trained head; gathered into a new one where FSDP has left this process a part of it."""
     if not trainer.is_fsdp_enabled:
         return setup.head.eval()
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    whole = Objective(prepare(model, data, config, eval_data, conventions).head)
+    whole = Objective(prepare(model, data, config, eval_data, conventions, formats).head)
     if state:  # only the first process receives it
         whole.load_state_dict(state, strict=False)
     return whole.head.eval()

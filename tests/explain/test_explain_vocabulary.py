@@ -5,8 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from capture_hooks.errors import HeadError
+from capture_hooks.heads.vocabulary import read_vocabulary
 from capture_hooks.interop.explain import Asked, explain_head
-from capture_hooks.interop.heads.maps import read_vocabulary
 
 V, D = 40, 10
 LLAMA = Asked(family="llama", layers=12, written_for="sglang")

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import ConventionError, HeadError, SpecError
 from capture_hooks.heads import load_head, save_head
-from capture_hooks.interop.heads import Target, convert_head, open_head
+from capture_hooks.interop.heads import FORMATS, Target, convert_head, open_head
 from capture_hooks.interop.heads.settle import settle
 from capture_hooks.spec import CaptureSpec
 
@@ -102,7 +102,7 @@ def test_a_sliding_window_reaches_who_honours_it(source, go, target):
         overwrite=True,
     )  # fmt: skip
     with pytest.raises(HeadError, match="cannot be used as it is: its draft attends to everything"):
-        load_head(place, target)
+        load_head(place, target, formats=FORMATS)
 
 
 def scaled(**settings):
@@ -147,7 +147,7 @@ def test_what_servers_compute_and_our_head_does_not(source, go, target, change, 
     assert done.losses == ()
     refused(go, words, place, to="capture-hooks", model=target, overwrite=True)
     with pytest.raises(HeadError, match=f"cannot be used as it is: .*{words}"):
-        load_head(place, target, written_for="sglang")
+        load_head(place, target, formats=FORMATS, written_for="sglang")
 
 
 def test_rope_settings_that_our_head_computes(source, go, target):

@@ -16,16 +16,16 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.conventions import BUILTIN
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
-from capture_hooks.interop.heads import WRITERS, Target, convert_head, open_head
-from capture_hooks.interop.heads.draft import Computes, Draft
+from capture_hooks.interop.heads import FORMATS, Target, convert_head, open_head
+from capture_hooks.interop.heads.draft import Draft, by_depth, reordered
 from capture_hooks.interop.heads.ours import write_ours
-from capture_hooks.interop.heads.permute import by_depth, reordered
 from capture_hooks.interop.heads.settle import settle
-from capture_hooks.interop.heads.shapes import shapes
+from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
 
 LAYERS, HIDDEN = 8, 32
-LAYOUTS = ("capture-hooks", *WRITERS)
+WRITE = {one.name: one.write for one in FORMATS}
+LAYOUTS = ("capture-hooks", *WRITE)
 #: By which convention each layout's ids are read back.
 WRITTEN_FOR = {"eagle": "sglang", "modelopt": "modelopt", "speculators": None, "capture-hooks": None}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,17 +34,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @st.composite
 def drafts(draw, vocabulary, target):
     """A head in the neutral form, with random bits everywhere."""
+    schema = registry().heads["eagle3"].schema
     boundaries = draw(st.lists(st.integers(1, LAYERS - 1), min_size=1, max_size=4, unique=True))
     many = len(boundaries) > 1
     spec = CaptureSpec(tuple(Point.post(k - 1) for k in boundaries))
     before = draw(st.sampled_from(["none", "all", "each"])) if many else "none"
-    computes = Computes(
-        norm_before_residual=draw(st.booleans()),
-        norm_before_fc=before == "all",
-        fc_norm=before == "each",
-        norm_output=draw(st.booleans()),
-        norm_before_lm_head=True,
-    )
+    computes = {
+        "norm_before_residual": draw(st.booleans()),
+        "norm_before_fc": before == "all",
+        "fc_norm": before == "each",
+        "norm_output": draw(st.booleans()),
+        "norm_before_lm_head": True,
+    }
     kv_heads, groups = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
     size = draw(st.one_of(st.just(vocabulary), st.integers(1, vocabulary - 1)))
     fields = {
@@ -78,7 +79,7 @@ def drafts(draw, vocabulary, target):
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     dtype = draw(st.sampled_from(DTYPES))
     tensors = {}
-    for name, shape in shapes(fields, computes, len(spec)):
+    for name, shape in schema.shapes({**fields, **computes}, len(spec)).items():
         tensors[name] = torch.randn(shape, generator=generator).to(dtype)
     # Nothing ties a head's tensors to one type: norms are often kept in float32.
     if draw(st.booleans()):
@@ -94,7 +95,7 @@ def drafts(draw, vocabulary, target):
         if int(ids[-1]) == size - 1:
             ids[-1] = vocabulary - 1
         tensors["d2t"] = ids - torch.arange(size)
-    return Draft(spec, target, computes, fields, {}, {}, {}, tensors, (), (), {})
+    return Draft("eagle3", schema, spec, target, computes, fields, {}, {}, {}, tensors, False, (), (), {})
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def write(draft, layout, place, model):
     if layout == "capture-hooks":
         write_ours(draft, model, None, place, {}, False, BUILTIN)
         return
-    written = WRITERS[layout].write(draft, False, BUILTIN)
+    written = WRITE[layout](draft, False, BUILTIN)
     assert written.losses == ()
     place.mkdir()
     save_file({name: tensor.clone() for name, tensor in written.tensors.items()}, place / "model.safetensors")
@@ -157,7 +158,7 @@ def test_inputs_in_any_order_reach_every_layout_by_depth(target, about, data):
     draft = by_depth(data.draw(drafts(about.vocab_size, about)))
     order = data.draw(st.permutations(range(len(draft.points))))
     shuffled = reordered(draft, order)
-    layout = data.draw(st.sampled_from([*WRITERS]))
+    layout = data.draw(st.sampled_from([*WRITE]))
     with tempfile.TemporaryDirectory() as folder:
         start, there = Path(folder) / "start", Path(folder) / "there"
         write(dataclasses.replace(shuffled, spec=draft.spec), "eagle", start, target)
@@ -184,7 +185,7 @@ def test_a_head_moved_to_ours_computes_what_it_is_told(target, about, data):
         start, there = Path(folder) / "start", Path(folder) / "there"
         write(draft, "speculators", start, target)
         convert_head(start, there, to="capture-hooks", model=target)
-        head = load_head(there, target)
+        head = load_head(there, target, formats=FORMATS)
         assert head.spec.resolve(LAYERS) == draft.spec.resolve(LAYERS)
         assert len(head.draft_token_ids) == draft.fields["draft_vocab_size"]
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from capture_hooks.capture import bind
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import HeadWarning, files, inspect_head, load_head, save_head
+from capture_hooks.interop.heads import FORMATS
 from capture_hooks.spec import CaptureSpec
 
 SPEC = CaptureSpec.parse("post.1, post.3, post.5")
@@ -55,7 +56,7 @@ def states_of(model):
 def test_without_a_spec_it_shows_what_the_ids_could_mean(raw, target):
     place, _ = raw
     with pytest.raises(HeadError) as caught:
-        load_head(place, target)
+        load_head(place, target, formats=FORMATS)
     message = str(caught.value)
     assert "layer ids alone do not say which states they mean" in message
     assert "eagle_config.eagle_aux_hidden_state_layer_ids = [1, 3, 5] would mean:" in message
@@ -65,12 +66,18 @@ def test_without_a_spec_it_shows_what_the_ids_could_mean(raw, target):
 def test_by_the_library_whose_ids_it_has(raw, target):
     place, head = raw
     with pytest.warns(HeadWarning, match="taken on trust"):
-        loaded = load_head(place, target, written_for="sglang")
+        loaded = load_head(place, target, formats=FORMATS, written_for="sglang")
     assert loaded.spec == SPEC
     with pytest.raises(HeadError, match=r"its ids stand at eagle_config\.eagle_aux_hidden_state_layer_ids"):
-        load_head(place, target, written_for="vllm")
+        load_head(place, target, formats=FORMATS, written_for="vllm")
     with pytest.raises(HeadError, match=r"mean post\.1, post\.3, post\.5, and the spec given is post\.1"):
-        load_head(place, target, written_for="sglang", spec=CaptureSpec.parse("post.1, post.2, post.5"))
+        load_head(
+            place,
+            target,
+            formats=FORMATS,
+            written_for="sglang",
+            spec=CaptureSpec.parse("post.1, post.2, post.5"),
+        )
     states = states_of(target)
     assert torch.equal(logits(loaded, states), logits(head, states))
 
@@ -78,13 +85,16 @@ def test_by_the_library_whose_ids_it_has(raw, target):
 @pytest.mark.parametrize("own", [True, False])
 def test_inputs_move_to_the_order_wanted(target, witness_of, make_head, raw, tmp_path, own):
     place, head = raw
+    written_for = None if own else "sglang"
     if own:
         place = tmp_path / "own"
         save_head(head, place, model=target, witness=witness_of(target, SPEC))
     wanted = CaptureSpec.parse("post.5, pre.2, post.3")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loaded = load_head(place, target, written_for=None if own else "sglang", inputs=wanted)
+        loaded = load_head(
+            place, target, formats=FORMATS, written_for=None if own else "sglang", inputs=wanted
+        )
     assert loaded.spec == wanted
     one, two, three = states_of(target).chunk(3, -1)
     given, moved = torch.cat([one, two, three], -1), torch.cat([three, one, two], -1)
@@ -93,7 +103,7 @@ def test_inputs_move_to_the_order_wanted(target, witness_of, make_head, raw, tmp
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(HeadError, match="these are other states"):
-            load_head(place, target, written_for=None if own else "sglang", inputs=other)
+            load_head(place, target, formats=FORMATS, written_for=written_for, inputs=other)
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
@@ -106,29 +116,37 @@ def test_with_a_spec_it_computes_the_same(raw, target, layer, prefix):
     with pytest.warns(
         HeadWarning, match=r"carries no witness: that it eats post\.1, post\.3, post\.5 is taken on"
     ):
-        loaded = load_head(place, target, spec=SPEC)
+        loaded = load_head(place, target, formats=FORMATS, spec=SPEC)
     states = states_of(target)
     assert torch.equal(logits(loaded, states), logits(head, states))
+
+
+def test_only_the_formats_given_are_read(raw, target):
+    place, _ = raw
+    (_, *others) = FORMATS
+    for formats in ((), others):
+        with pytest.raises(HeadError, match=r"no capture section: .*formats=capture_hooks\.interop\.heads"):
+            load_head(place, target, formats=formats, spec=SPEC)
 
 
 def test_what_does_not_fit_the_spec_or_the_target_is_refused(raw, target):
     place, _ = raw
     with pytest.raises(HeadError, match=r"fc\.weight is \[32, 96\], .* asks for \[32, 64\]"):
-        load_head(place, target, spec=CaptureSpec.parse("post.1, post.3"))
+        load_head(place, target, formats=FORMATS, spec=CaptureSpec.parse("post.1, post.3"))
     config = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps({**config, "vocab_size": 17}))
     with pytest.raises(HeadError, match=r"vocab_size is 17, and the target's is \d+"):
-        load_head(place, target, spec=SPEC)
+        load_head(place, target, formats=FORMATS, spec=SPEC)
     (place / "config.json").write_text(json.dumps({**config, "architectures": ["Eagle3Speculator"]}))
     with pytest.raises(HeadError, match=r"architectures is \['Eagle3Speculator'\]"):
-        load_head(place, target, spec=SPEC)
+        load_head(place, target, formats=FORMATS, spec=SPEC)
 
 
 def test_pickles_are_named_and_not_loaded(raw, target):
     place, _ = raw
     (place / files.WEIGHTS).rename(place / "pytorch_model.bin")
     with pytest.raises(HeadError, match=r"no model\.safetensors but pytorch_model\.bin; pickles"):
-        load_head(place, target, spec=SPEC)
+        load_head(place, target, formats=FORMATS, spec=SPEC)
 
 
 def test_inspecting_it_says_what_is_missing(raw):

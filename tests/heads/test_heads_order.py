@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture_hooks.heads.order import depth_order, in_order
+from capture_hooks.heads.config import depth_order, in_order
 from capture_hooks.spec import CaptureSpec, Point
 
 LAYERS = 9

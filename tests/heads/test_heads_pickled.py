@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from capture_hooks.cli import main
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
-from capture_hooks.interop.heads import Target, convert_head
+from capture_hooks.interop.heads import FORMATS, Target, convert_head
 from capture_hooks.interop.heads.open import open_head
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny
@@ -92,8 +92,8 @@ def test_it_is_the_same_head(tmp_path, target, eagle, save):
     assert (found.layout, found.tensors) == (plain.layout, plain.tensors)
     ours, theirs = found.read(), plain.read()
     assert same(ours, theirs)
-    loaded = load_head(place, target, spec=SPEC, pickles=True)
-    expected = load_head(eagle, target, spec=SPEC)
+    loaded = load_head(place, target, formats=FORMATS, spec=SPEC, pickles=True)
+    expected = load_head(eagle, target, formats=FORMATS, spec=SPEC)
     assert same(loaded.state_dict(), expected.state_dict())
     convert_head(place, tmp_path / "out", to="eagle", written_for="sglang", pickles=True, target=_of(target))
     convert_head(eagle, tmp_path / "expected", to="eagle", written_for="sglang", target=_of(target))

@@ -173,6 +173,7 @@ def test_a_wrong_head_is_caught(
     class Wrong:
         name = right.name
         config_type = right.config_type
+        schema = right.schema
         restore = staticmethod(right.restore)
 
         @staticmethod

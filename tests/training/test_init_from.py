@@ -7,13 +7,12 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import HeadError, TrainingError
 from capture_hooks.heads import HeadWarning, load_head, make_witness, readout_of, save_head
 from capture_hooks.heads.contract import TrainBatch
-from capture_hooks.interop.heads import Target, convert_head
+from capture_hooks.interop.heads import FORMATS, Target, convert_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump, Example, Examples, write_dump
 from capture_hooks.testing import tiny
-from capture_hooks.training import TrainConfig, train
-from capture_hooks.training.build import prepare
+from capture_hooks.training import TrainConfig, build, train
 from capture_hooks.training.data import pack
 
 SPEC = CaptureSpec.parse("post.1, post.3, post.5")
@@ -78,6 +77,10 @@ def config(published, layout, **changed):
     return TrainConfig(**(settings | changed))
 
 
+def prepare(target, data, config):
+    return build.prepare(target, data, config, formats=FORMATS)
+
+
 def loss(head, batch):
     with torch.no_grad():
         return head.eval()(batch).mean()
@@ -119,7 +122,13 @@ def test_the_dump_says_which_point_is_learnt(target, examples, dump, published, 
         assert prepare(target, examples, chosen).head.spec == CaptureSpec.parse(asked)
         with pytest.raises(TrainingError, match=r"learn from final_norm, but post\.7 was asked for"):
             prepare(target, dump, chosen)
-    train(target, Dump.open(tmp_path / "dump"), config(published, layout), out=tmp_path / "head")
+    train(
+        target,
+        Dump.open(tmp_path / "dump"),
+        config(published, layout),
+        out=tmp_path / "head",
+        formats=FORMATS,
+    )
     assert load_head(tmp_path / "head", target).spec == unnormed
 
 
@@ -132,7 +141,7 @@ def test_weights_start_from_one_place(published, settings):
 def test_a_speculators_head_is_fine_tuned(target, dump, published, tmp_path):
     settings = {"steps": 3, "feature_noise": 0.0, "train_lm_head": True}
     tuned = config(published, "speculators", steps=30, lr=1e-2, head_config=settings)
-    head = train(target, dump, tuned, out=tmp_path / "head")
+    head = train(target, dump, tuned, out=tmp_path / "head", formats=FORMATS)
     saved = load_head(tmp_path / "head", target)
     assert saved.spec == SHUFFLED
     assert saved.config.fc_norm

@@ -14,8 +14,7 @@ from typing import Any, Final
 from ...conventions import Convention, Conventions, convention_for
 from ...conventions.contract import why
 from ...errors import ConventionError, HeadError, SpecError
-from ...heads.config import CaptureSection
-from ...heads.order import in_order
+from ...heads.config import CaptureSection, in_order
 from ...spec import CaptureSpec, Point
 from ...store.manifest import Manifest
 from .applying import applying_to

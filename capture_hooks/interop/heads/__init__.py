@@ -1,18 +1,15 @@
 """Draft heads in other libraries' layouts: read, converted, written."""
 
-from .contract import Flags, Layout, RawHead, Stored
-from .convert import Conversion, convert_head
+from .convert import FORMATS, Conversion, HeadFormat, convert_head, layout_named
 from .draft import Target
-from .layouts import WRITERS, layout_named
-from .open import open_head
+from .open import Flags, RawHead, open_head
 
 __all__ = [
-    "WRITERS",
+    "FORMATS",
     "Conversion",
     "Flags",
-    "Layout",
+    "HeadFormat",
     "RawHead",
-    "Stored",
     "Target",
     "convert_head",
     "layout_named",

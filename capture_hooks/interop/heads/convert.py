@@ -1,28 +1,102 @@
-"""Converting a head from one library's layout to another's: exactly, or not without saying what is lost."""
+"""The layouts, and converting a head from one to another: exactly, or not without saying what is lost."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
 from ...capture import find_anatomy
+from ...capture.anatomy import Anatomy
 from ...conventions import BUILTIN, Conventions
 from ...errors import HeadError
 from ...heads import files
+from ...heads.checkpoint import SettledHead
 from ...spec import CaptureSpec
-from .contract import Layout
-from .draft import CONVERSION, Target
-from .layouts import WRITERS, layout_named
-from .open import open_head
-from .ours import cannot_say, without_targets_embedding, write_ours
-from .permute import by_depth
+from .draft import CONVERSION, Draft, Target, Written, by_depth
+from .eagle import write_eagle
+from .modelopt import write_modelopt
+from .open import Layout, open_head
+from .ours import cannot_say, settled, without_targets_embedding, write_ours
 from .settle import settle
+from .speculators import write_speculators
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFormat:
+    """Another library's layout, as `load_head` and `convert_head` take it.
+
+    Attributes:
+        name: the layout's.
+        write: the tensors and the config of a head whose inputs are in ascending depth; the second argument
+            is whether a convention that was only read in its library's source may be used, the third what
+            layer ids mean to each engine.
+    """
+
+    name: Layout
+    write: Callable[[Draft, bool, Conventions], Written]
+
+    def recognises(self, directory: Path, pickles: bool) -> bool:
+        """Whether a directory is in this layout.
+
+        Raises:
+            HeadError: it is no head, or damaged; see `open_head`.
+        """
+        return open_head(directory, pickles=pickles).layout == self.name
+
+    def settled(
+        self,
+        directory: Path,
+        anatomy: Anatomy,
+        *,
+        spec: CaptureSpec | None,
+        written_for: str | None,
+        accept_unverified: bool,
+        settings: Mapping[str, Any] | None,
+        pickles: bool,
+        conventions: Conventions,
+    ) -> SettledHead:
+        """The head of a directory; see `load_head` for the arguments.
+
+        Raises:
+            HeadError: see `settle.settle`; or our head would compute something else.
+        """
+        raw = open_head(directory, pickles=pickles)
+        about = Target.of_anatomy(anatomy)
+        draft = settle(raw, about, written_for, spec, accept_unverified, conventions)
+        draft.spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
+        if losses := (*draft.losses, *cannot_say(draft)):
+            raise HeadError(f"{directory} cannot be used as it is: {'; '.join(losses)}")
+        doubt = f"{directory} carries no witness: that it eats {draft.spec} is taken on trust"
+        return dataclasses.replace(settled(draft, settings), doubt=doubt)
+
+
+FORMATS: Final = (
+    HeadFormat("eagle", write_eagle),
+    HeadFormat("modelopt", write_modelopt),
+    HeadFormat("speculators", write_speculators),
+)
+#: Other names of a layout.
+_ALIASES: Final = {"specforge": "eagle", "sglang": "capture-hooks", "vllm": "capture-hooks"}
+
+
+def layout_named(name: str) -> Layout:
+    """A layout by its name or by that of a tool that reads it.
+
+    Raises:
+        HeadError: there is none; the message lists them.
+    """
+    known: dict[str, Layout] = {"capture-hooks": "capture-hooks", **{one.name: one.name for one in FORMATS}}
+    found = known.get(_ALIASES.get(name, name))
+    if found is None:
+        listed = ", ".join([*known, *(f"{alias} ({layout})" for alias, layout in _ALIASES.items())])
+        raise HeadError(f"no layout of heads is called {name!r}; there are {listed}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +145,7 @@ def convert_head(
     Args:
         source: a head in any layout.
         destination: where to; written whole or not at all.
-        to: a layout's name; see `layouts`.
+        to: a layout's name; see `layout_named`.
         target: the model it drafts for; a head that carries its fingerprint, or ``model``, says it too.
         model: the target itself, which our own layout needs for the fingerprint and the witness.
         written_for: the library or convention that the source's ids were written for.
@@ -110,7 +184,8 @@ def convert_head(
         report = write_ours(draft, model, tokens, place, record, overwrite, conventions)
         notes: tuple[str, ...] = tuple(str(statement) for statement in report.excluded)
     else:
-        written = WRITERS[layout].write(draft, accept_unverified, conventions)
+        (format_,) = (one for one in FORMATS if one.name == layout)
+        written = format_.write(draft, accept_unverified, conventions)
         losses = (*draft.losses, *written.losses)
         record |= _accepted(losses, force, raw.directory, layout)
         config = {**written.config, CONVERSION: {**written.config[CONVERSION], **record}}

@@ -11,8 +11,8 @@ from ...errors import ConventionError, HeadError
 from ...heads.consistency import same_points
 from ...heads.engines import VLLM_KEY, is_refusal
 from ...spec import CaptureSpec, Point
-from .contract import RawHead
 from .draft import Target
+from .open import RawHead
 
 #: The convention that a layout itself fixes.
 FIXED: Final = {"speculators": "speculators"}

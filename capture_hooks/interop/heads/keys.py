@@ -1,36 +1,24 @@
-"""Every key of a head's config: one that is mapped, one that no reader of a head uses, or one to carry."""
+"""Every key of a head's config: one that is mapped, one that no reader of a head uses, or one to carry.
+
+Of those that are carried, some reader acts on a few that our head does not compute: in SGLang 0.5.23
+``srt/models/llama.py``, ``llama_eagle3.py`` and ``srt/layers/rotary_embedding/factory.py``; in vLLM 0.32.0
+``model_executor/models/llama.py``, ``llama_eagle3.py`` and ``layers/rotary_embedding/__init__.py``.  Keys of
+other families' decoders (``attention_multiplier``, ``query_pre_attn_scalar``, ...) are not among them: no
+reader of ``LlamaForCausalLMEagle3`` computes them.  Our head itself refuses another ``hidden_act`` and
+biases; sliding windows are `Draft.window`'s.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
-from .draft import CONVERSION
+from ...heads.schema import HeadSchema
+from .draft import CONVERSION, Draft
 
-#: Keys of the draft itself that every layout has, under the same name.
-SIZES: Final = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "vocab_size",
-    "attention_bias",
-    "mlp_bias",
-    "model_type",
-)
-#: Named so that a file says them; a server takes the target's.
-TOKENS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
-ROPE: Final = ("rope_parameters", "rope_scaling", "rope_theta")
-#: Keys that each layout's reader turns into something else.
-MAPPED: Final = frozenset(
+#: Keys that each layout's reader turns into something else, beside those of the schema.
+_MAPPED: Final = frozenset(
     {
-        *SIZES,
-        *TOKENS,
-        *ROPE,
         "architectures",
         "draft_vocab_size",
         "target_hidden_size",
@@ -38,14 +26,7 @@ MAPPED: Final = frozenset(
         "dtype",
         "torch_dtype",
         "tie_word_embeddings",
-        "norm_before_residual",
-        "norm_before_fc",
-        "fc_norm",
-        "use_aux_norm",
-        "norm_output",
-        "use_aux_hidden_state",
         "eagle_aux_hidden_state_layer_ids",
-        "eagle_config",
         "transformer_layer_config",
         "speculators_model_type",
         "speculators_version",
@@ -54,10 +35,7 @@ MAPPED: Final = frozenset(
     }
 )
 #: Keys that one layout alone has and another's readers must not find.
-OWN: Final = {
-    "speculators": ("speculators_config", "embed_requires_grad"),
-    "capture-hooks": ("eagle3_training",),
-}
+SPECULATORS: Final = ("speculators_config", "embed_requires_grad")
 #: ModelOpt's own keys of ``eagle_config`` (``export/plugins/hf_spec_configs.py``), and the values with which
 #: a head computes what every reader takes it to compute.
 MODELOPT: Final = {
@@ -67,16 +45,6 @@ MODELOPT: Final = {
     "parallel_draft_step": (None, 0, 1),
     "parallel_draft_heads_num_layers": None,
 }
-EAGLE_MAPPED: Final = frozenset(
-    {
-        "eagle_aux_hidden_state_layer_ids",
-        "use_aux_hidden_state",
-        "norm_before_fc",
-        "norm_output",
-        "use_last_layernorm",
-        *MODELOPT,
-    }
-)
 
 _BOOKKEEPING = "bookkeeping of transformers"
 _GENERATION = "a setting of generate(); a server takes the target's"
@@ -156,3 +124,104 @@ IRRELEVANT_TENSORS: Final = {
     "verifier_norm.weight": "a copy of the target's final norm",
     "verifier_lm_head.weight": "a copy of the target's lm_head",
 }
+#: Keys of the draft's config, the value that changes nothing (beside null), and what another one does.
+_ACTED_ON: Final[dict[str, tuple[Any, str]]] = {
+    # SGLang llama.py:199; vLLM after transformers has moved it into rope_parameters.
+    "partial_rotary_factor": (1, "SGLang and vLLM turn that part of each attention head's channels"),
+    # vLLM transformers_utils/config.py:629 takes both for partial_rotary_factor.
+    "rotary_pct": (1, "vLLM turns that part of each attention head's channels"),
+    "rotary_emb_fraction": (1, "vLLM turns that part of each attention head's channels"),
+    # SGLang llama.py:335.
+    "rope_is_neox_style": (True, "SGLang turns neighbouring channels together, not the two halves"),
+    # SGLang llama.py:339, llama_eagle3.py:166; vLLM llama.py:268.
+    "bias": (False, "SGLang and vLLM give the attention's projections biases, SGLang also fc"),
+    # vLLM llama.py:280.
+    "is_causal": (True, "vLLM attends to later tokens too"),
+    # vLLM llama_eagle3.py:328.
+    "logit_scale": (1, "vLLM multiplies the logits by it"),
+    "quantization_config": (
+        {},
+        "servers take the weights for quantised ones",
+    ),
+}
+#: The same within ``rope_parameters``.
+_ROPE_ACTED_ON: Final[dict[str, tuple[Any, str]]] = {
+    "partial_rotary_factor": _ACTED_ON["partial_rotary_factor"],
+    # vLLM rotary_embedding/__init__.py:66,125.
+    "rope_dim": (None, "vLLM turns so many of each attention head's channels"),
+    "use_fope": (False, "vLLM takes Fourier position embeddings"),
+    # SGLang factory.py:324 (YaRN).
+    "attn_factor": (1, "SGLang multiplies cosines and sines by it"),
+    "extrapolation_factor": (1, "SGLang scales the ramp between the frequencies by it"),
+}
+#: RoPE types whose frequencies depend neither on the sequence's length nor on the reader.  ``dynamic`` is the
+#: plain rotation in transformers up to the original length, and another base at every length in vLLM;
+#: ``longrope`` has two sets of factors, and each reader its own rule for when to change.
+_FIXED: Final = ("default", "linear", "llama3", "yarn")
+
+
+def owned(schema: HeadSchema) -> dict[str, tuple[str, ...]]:
+    """By layout, the keys that it alone has and another's readers must not find."""
+    return {"speculators": SPECULATORS, "capture-hooks": (schema.settings_key,)}
+
+
+def mapped(schema: HeadSchema) -> frozenset[str]:
+    """Keys at the top, and within speculators' section, that are read and written anew."""
+    flags = (place.partition(".")[0] for places in schema.places.values() for place in places)
+    return _MAPPED | {*schema.layer_keys, *schema.rope_keys, *flags}
+
+
+def eagle_mapped(schema: HeadSchema) -> frozenset[str]:
+    """The same of ``eagle_config``."""
+    places = [place for several in schema.places.values() for place in several]
+    nested = {place.removeprefix("eagle_config.") for place in places if place.startswith("eagle_config.")}
+    return frozenset({"eagle_aux_hidden_state_layer_ids", *nested, *MODELOPT})
+
+
+def beyond_ours(draft: Draft) -> list[str]:
+    """What servers would compute for this config and our head does not, a sentence each."""
+    found = [f"{what}, and its draft does not" for what in _found(draft)]
+    kind = draft.fields["rope_parameters"]["rope_type"]
+    if kind not in _FIXED:
+        found.append(f"rope_type is {kind!r}: which frequencies that is depends on the length and the reader")
+    return found
+
+
+def reader_notes(draft: Draft) -> list[str]:
+    """Where the readers of a file with this config part, a sentence each."""
+    found = [f"{what}; what trained it may not have" for what in _found(draft)]
+    if (act := draft.fields["hidden_act"]) != "silu":
+        # SGLang llama.py:116, vLLM llama.py:112.
+        found.append(f"hidden_act is {act!r}: SGLang and vLLM refuse a draft with anything but silu")
+    return found
+
+
+def _found(draft: Draft) -> Iterator[str]:
+    rope = draft.fields["rope_parameters"]
+    for name, (fine, what) in _ACTED_ON.items():
+        if _changes(value := draft.extras.get(name), fine):
+            yield f"{name} is {_short(value)}: {what}"
+    for name, (fine, what) in _ROPE_ACTED_ON.items():
+        if _changes(value := rope.get(name), fine):
+            yield f"rope_parameters.{name} is {_short(value)}: {what}"
+    # vLLM transformers_utils/config.py:627.
+    if (base := draft.extras.get("rotary_emb_base")) is not None and base != rope["rope_theta"]:
+        yield f"rotary_emb_base is {base!r}, and rope_theta {rope['rope_theta']!r}: vLLM takes either"
+    # SGLang llama.py:329-334 writes it over the settings' own.
+    outer, inner = (s.get("original_max_position_embeddings") for s in (draft.extras, rope))
+    if rope["rope_type"] != "default" and outer is not None and outer != inner:
+        yield (
+            f"original_max_position_embeddings is {outer!r}, and {inner!r} in the RoPE settings: "
+            "SGLang scales by the former"
+        )
+
+
+def _changes(value: Any, fine: Any) -> bool:
+    if value is None:
+        return False
+    return isinstance(value, bool) != isinstance(fine, bool) or value != fine
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,26 +14,20 @@ from ...capture import find_anatomy
 from ...capture.anatomy import Anatomy
 from ...conventions import Conventions
 from ...errors import HeadError
-from ...heads.contract import DraftHead, HeadProvider
-from ...heads.readout import readout_of
-from ...heads.saving import SaveReport, write_head
+from ...heads.checkpoint import SaveReport, SettledHead, restore, write_head
 from ...heads.witness import make_witness
-from ...plugins import registry
-from .arithmetic import beyond_ours
-from .draft import CONVERSION, Draft
-from .plain import conversion, flags_of, named, no_norm, no_place, unknown_tensors, window_of, without
+from .draft import CONVERSION, Draft, no_norm
+from .keys import beyond_ours
 
-#: The provider of Llama-type EAGLE-3 drafts.
-_PROVIDER: Final = "eagle3"
 _EMBEDDING: Final = "embed_tokens.weight"
 
 
 def cannot_say(draft: Draft) -> list[str]:
     """What our head does not compute, a sentence each."""
-    losses = [no_place(name, draft) for name in unknown_tensors(draft)]
-    if not draft.computes.norm_before_lm_head:
+    losses = [draft.no_place(name) for name in draft.unknown_tensors]
+    if not draft.computes["norm_before_lm_head"]:
         losses.append(no_norm("capture-hooks"))
-    if (window := window_of(draft)) is not None:
+    if (window := draft.window) is not None:
         losses.append(f"its draft attends to everything, and this one to the last {window} tokens")
     return [*losses, *beyond_ours(draft)]
 
@@ -53,16 +47,15 @@ def without_targets_embedding(draft: Draft, anatomy: Anatomy) -> Draft:
     return dataclasses.replace(draft, tensors=tensors, left_out=left_out)
 
 
-def restore(draft: Draft, anatomy: Anatomy, settings: Mapping[str, Any] | None = None) -> DraftHead:
-    """The head as an object, its inputs in the draft's order.
+def settled(draft: Draft, settings: Mapping[str, Any] | None = None) -> SettledHead:
+    """The head as a provider restores it, its inputs in the draft's order.
 
     Args:
         draft: the head.
-        anatomy: its target.
         settings: of its objective, where it has none of its own.
 
     Raises:
-        HeadError: our head does not compute what this one does, or its numbers are float8.
+        HeadError: its numbers are float8.
     """
     small = next(
         (n for n, t in draft.tensors.items() if t.is_floating_point() and t.element_size() < 2), None
@@ -74,22 +67,14 @@ def restore(draft: Draft, anatomy: Anatomy, settings: Mapping[str, Any] | None =
         )
     own = dict(draft.carried.get("capture-hooks", {}))
     if settings:
-        own[f"{_PROVIDER}_training"] = dict(settings)
-    config = {**draft.fields, **flags_of(draft), **own}
-    provider: HeadProvider = registry().heads[_PROVIDER]
-    return provider.restore(
-        {**tensors_of(draft), "d2t": _offsets(draft)},
-        config,
+        own[draft.schema.settings_key] = dict(settings)
+    return SettledHead(
+        draft.kind,
+        {**_named(draft), "d2t": _offsets(draft)},
+        {**draft.fields, **draft.flags, **own},
         draft.spec,
         tuple(range(len(draft.points))),
-        anatomy,
-        readout_of(anatomy, draft.spec),
     )
-
-
-def tensors_of(draft: Draft) -> dict[str, Tensor]:
-    """The tensors in our names."""
-    return named(without(draft, unknown_tensors(draft)), "midlayer", masks=True, both_norms=True)
 
 
 def write_ours(
@@ -113,27 +98,31 @@ def write_ours(
         conventions: what layer ids mean to each engine.
 
     Raises:
-        HeadError: as `restore`, or as `save_head`.
+        HeadError: as `settled`, or as `save_head`.
     """
     anatomy = find_anatomy(model)
-    head = restore(draft, anatomy)
-    order = tuple(range(len(draft.points)))
-    _, fields = head.export(order)
+    head = settled(draft)
+    _, fields = restore(head, anatomy).export(head.order)
     witness = make_witness(model, draft.spec, tokens or _some_tokens(anatomy.vocab_size))
     extras = {key: value for key, value in draft.extras.items() if key not in fields}
     return write_head(
         directory,
-        provider=_PROVIDER,
+        kind=draft.kind,
         spec=draft.spec,
-        order=order,
-        tensors=tensors_of(draft),
-        fields={**fields, **extras, CONVERSION: {**conversion(draft, "capture-hooks"), **record}},
+        order=head.order,
+        tensors=_named(draft),
+        fields={**fields, **extras, CONVERSION: {**draft.conversion("capture-hooks"), **record}},
         draft_size=draft.fields["draft_vocab_size"],
         anatomy=anatomy,
         witness=witness,
         overwrite=overwrite,
         conventions=conventions,
     )
+
+
+def _named(draft: Draft) -> dict[str, Tensor]:
+    """The tensors in our names."""
+    return draft.without(draft.unknown_tensors).named("midlayer", masks=True, both_norms=True)
 
 
 def _offsets(draft: Draft) -> Tensor:

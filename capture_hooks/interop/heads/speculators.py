@@ -7,33 +7,23 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from ...conventions import Convention, Conventions
+from ...conventions import Conventions
 from ...errors import ConventionError
-from ...heads.config import rope_spellings
-from . import keys
-from .arithmetic import reader_notes
-from .draft import CONVERSION, Draft, Written
-from .plain import (
-    conversion,
-    dtypes,
-    engine_statements,
-    flags_of,
-    named,
-    no_norm,
-    no_place,
-    unknown_tensors,
-    without,
-)
+from .draft import CONVERSION, Draft, Written, no_norm
+from .inputs import chosen_convention
+from .keys import reader_notes
+from .open import NESTED
 
 _VERSION: Final = "0.9.0"
 #: Drafts whose decoder layer it has (``models/eagle3/model_definitions.py``); qwen3 adds norms of q and k.
 _KINDS: Final = ("llama",)
 
 
-def write_speculators(draft: Draft, convention: Convention, conventions: Conventions) -> Written:
-    """A head in speculators' layout."""
-    unknown = unknown_tensors(draft)
-    losses = [no_place(name, draft) for name in unknown]
+def write_speculators(draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+    """A head with ``layers.0.*`` and ``t2d``."""
+    convention = chosen_convention("speculators", draft.target.family, unverified, conventions)
+    unknown = draft.unknown_tensors
+    losses = [draft.no_place(name) for name in unknown]
     try:
         ids: list[int] | None = convention.from_points(draft.points, draft.target.n_layers)
     except ConventionError as error:
@@ -44,23 +34,23 @@ def write_speculators(draft: Draft, convention: Convention, conventions: Convent
         losses.append(f"its draft's model_type {kind!r} becomes 'llama'")
     if fields["target_hidden_size"] != fields["hidden_size"]:
         losses.append(f"its fc reads states {fields['hidden_size']} wide, not {fields['target_hidden_size']}")
-    if not draft.computes.norm_before_lm_head:
+    if not draft.computes["norm_before_lm_head"]:
         losses.append(no_norm("speculators"))
     if "fc.bias" in draft.tensors:
         losses.append("its fc has no bias")
     if "quantization_config" in draft.extras:
         losses.append("its reader knows no quantised draft")
-    tensors = named(without(draft, unknown), "layers.0", masks=True, both_norms=False)
-    layer = {name: fields[name] for name in (*keys.SIZES, *keys.TOKENS) if name != "model_type"}
+    tensors = draft.without(unknown).named("layers.0", masks=True, both_norms=False)
+    layer = {name: fields[name] for name in draft.schema.layer_keys if name != "model_type"}
     config: dict[str, Any] = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_version": _VERSION,
         **_own(draft),
-        "transformer_layer_config": {
+        NESTED: {
             **draft.extras,
             **layer,
-            **rope_spellings(fields["rope_parameters"]),
+            **draft.rope_spellings,
             "model_type": "llama",
             "tie_word_embeddings": False,
             # vLLM hands its draft class this section; without the number it builds fc for three inputs.
@@ -68,16 +58,19 @@ def write_speculators(draft: Draft, convention: Convention, conventions: Convent
         },
         "draft_vocab_size": fields["draft_vocab_size"],
         "target_hidden_size": fields["target_hidden_size"],
-        **flags_of(draft),
+        **draft.flags,
         "eagle_aux_hidden_state_layer_ids": ids,
         "tie_word_embeddings": False,
-        **dtypes(draft.tensors),
-        CONVERSION: conversion(draft, "speculators"),
+        **draft.dtypes,
+        CONVERSION: draft.conversion("speculators"),
     }
     if draft.eagle_extras:
         config["eagle_config"] = dict(draft.eagle_extras)
-    stated = engine_statements(draft, conventions)
-    notes = [str(found) for found in stated if found.engine == "vllm" and not found.right]
+    notes = [
+        str(found)
+        for found in draft.engine_statements(conventions)
+        if found.engine == "vllm" and not found.right
+    ]
     notes += reader_notes(draft)
     if not config["speculators_config"]["verifier"]["name_or_path"]:
         notes.append("speculators_config.verifier names no model, which training on needs: give --target")

@@ -8,7 +8,7 @@ Those engines norm the input of a further layer under different names (SGLang ``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -16,13 +16,9 @@ from torch import Tensor
 from capture_hooks.errors import HeadError
 
 from .config import Eagle3Config
+from .network import Network
+from .schema import SCHEMA, attention_shape
 
-if TYPE_CHECKING:
-    from .head import Eagle3Head
-
-#: Where the settings of the objective and the start are kept in ``config.json``.
-SECTION: Final = "eagle3_training"
-_FLAGS: Final = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 _SIZES: Final = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -46,7 +42,7 @@ _TRAINING: Final = (
 
 
 @torch.no_grad()
-def export_tensors(head: Eagle3Head, order: Sequence[int]) -> dict[str, Tensor]:
+def export_tensors(head: Network, order: Sequence[int]) -> dict[str, Tensor]:
     """The tensors of ``head`` with input ``order[i]`` of its spec as input i.
 
     Raises:
@@ -75,30 +71,30 @@ def export_tensors(head: Eagle3Head, order: Sequence[int]) -> dict[str, Tensor]:
             out[f"fc_norm.{place}.weight"] = head.get_parameter(f"fc_norm.{index}.weight")
     if head.config.train_embedding:
         out["embed_tokens.weight"] = head.embedding
-    ids = head.draft_token_ids
+    ids = head.draft_ids
     out["d2t"] = ids - torch.arange(ids.shape[0], device=ids.device)
     out["t2d"] = torch.zeros(head.vocab_size, dtype=torch.bool, device=ids.device).index_fill_(0, ids, True)
     return {name: tensor.detach().clone().contiguous() for name, tensor in out.items()}
 
 
-def export_config(head: Eagle3Head) -> dict[str, Any]:
+def export_config(head: Network) -> dict[str, Any]:
     """The head's fields of ``config.json``."""
     config = head.config
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": [SCHEMA.architecture],
         "model_type": "llama",
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
         "hidden_size": head.hidden_size,
         "vocab_size": head.vocab_size,
-        "draft_vocab_size": head.draft_token_ids.shape[0],
+        "draft_vocab_size": head.draft_ids.shape[0],
         "rms_norm_eps": config.rms_norm_eps,
         "rope_parameters": dict(config.rope or {}),
         "tie_word_embeddings": False,
         **{field: getattr(config, name) for name, field in _SIZES.items()},
-        **{name: getattr(config, name) for name in _FLAGS},
-        SECTION: {name: getattr(config, name) for name in _TRAINING},
+        **{name: getattr(config, name) for name in SCHEMA.flag_keys},
+        SCHEMA.settings_key: {name: getattr(config, name) for name in _TRAINING},
     }
 
 
@@ -115,46 +111,43 @@ def read_config(fields_: Mapping[str, Any]) -> Eagle3Config:
             raise HeadError(
                 f"eagle3: config.json has {name} = {fields_[name]!r}; only {wanted!r} is supported"
             )
-    training = fields_.get(SECTION, {})
-    unknown = set(training) - set(_TRAINING)
-    if unknown:
-        raise HeadError(
-            f"eagle3: {SECTION} has unknown settings {sorted(unknown)}; it takes {', '.join(_TRAINING)}"
-        )
+    training = fields_.get(SCHEMA.settings_key, {})
+    if unknown := sorted(set(training) - set(_TRAINING)):
+        key, known = SCHEMA.settings_key, ", ".join(_TRAINING)
+        raise HeadError(f"eagle3: {key} has unknown settings {unknown}; it takes {known}")
+    for name in ("hidden_size", "num_attention_heads"):
+        _number(fields_, name)
+    sizes = {**fields_, **attention_shape(fields_)}
     settings: dict[str, Any] = {
         "rope": _rope(fields_),
-        "rms_norm_eps": _needed(fields_, "rms_norm_eps"),
-        **{name: _needed(fields_, field) for name, field in _SIZES.items()},
-        **{name: bool(fields_.get(name, False)) for name in _FLAGS},
+        "rms_norm_eps": _number(fields_, "rms_norm_eps"),
+        **{name: _number(sizes, field) for name, field in _SIZES.items()},
+        **{name: bool(fields_.get(name, False)) for name in SCHEMA.flag_keys},
         **training,
     }
     return Eagle3Config(**settings)
 
 
-def _needed(fields_: Mapping[str, Any], name: str) -> Any:
-    value = fields_.get(name)
-    if name == "head_dim" and value is None:
-        value = _needed(fields_, "hidden_size") // _needed(fields_, "num_attention_heads")
-    if name == "num_key_value_heads" and value is None:
-        value = _needed(fields_, "num_attention_heads")
+def _number(fields: Mapping[str, Any], name: str) -> Any:
+    value = fields.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise HeadError(f"eagle3: config.json has {name} = {value!r}; a number is needed")
     return value
 
 
-def _rope(fields_: Mapping[str, Any]) -> dict[str, Any]:
-    if isinstance(fields_.get("rope_parameters"), Mapping):
-        return dict(fields_["rope_parameters"])
-    theta = fields_.get("rope_theta")
-    if theta is None:
+def _rope(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The file's RoPE, in the order of its own keys where these say all of it."""
+    said = fields.get("rope_parameters")
+    if not isinstance(said, Mapping) and fields.get("rope_theta") is None:
         raise HeadError(
             "eagle3: config.json has neither rope_parameters nor rope_theta; which RoPE is unknown"
         )
-    return {"rope_type": "default", **(fields_.get("rope_scaling") or {}), "rope_theta": theta}
+    settled = SCHEMA.rope(fields, "eagle3: config.json")
+    return dict(said) if isinstance(said, Mapping) and dict(said) == settled else settled
 
 
 @torch.no_grad()
-def load_tensors(head: Eagle3Head, tensors: Mapping[str, Tensor], order: Sequence[int]) -> None:
+def load_tensors(head: Network, tensors: Mapping[str, Tensor], order: Sequence[int]) -> None:
     """Put exported tensors into ``head``, undoing ``order``; inputs come out unscaled.
 
     Raises:
@@ -162,10 +155,7 @@ def load_tensors(head: Eagle3Head, tensors: Mapping[str, Tensor], order: Sequenc
     """
     if sorted(order) != list(range(head.inputs)):
         raise HeadError(f"eagle3: order {list(order)} is no permutation of the head's {head.inputs} inputs")
-    renamed = {
-        "midlayer." + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name: tensor
-        for name, tensor in tensors.items()
-    }
+    renamed = {SCHEMA.canonical(name): tensor for name, tensor in tensors.items()}
     head.input_scale.fill_(1.0)
     wanted = export_tensors(head, order)
     optional = {"t2d", "embed_tokens.weight"}
@@ -213,7 +203,7 @@ def load_tensors(head: Eagle3Head, tensors: Mapping[str, Tensor], order: Sequenc
 
 def _one_norm(tensors: dict[str, Tensor], index: int) -> None:
     """A further layer's input norm stands under one name or both; both must agree."""
-    names = [f"layers.{index}.input_layernorm.weight", f"layers.{index}.hidden_norm.weight"]
+    names = [f"layers.{index}.{norm}.weight" for norm in SCHEMA.later_norms]
     found = [tensors[name] for name in names if name in tensors]
     if len(found) == 2 and not torch.equal(*found):
         raise HeadError(
@@ -222,22 +212,3 @@ def _one_norm(tensors: dict[str, Tensor], index: int) -> None:
     for name in names:
         if found:
             tensors[name] = found[0]
-
-
-def draft_ids(tensors: Mapping[str, Tensor], size: int, vocabulary: int) -> Tensor:
-    """[D] the target ids from ``d2t``, checked against ``t2d`` where there is one.
-
-    Raises:
-        HeadError: for a ``d2t`` that is missing, misshapen, not ascending, out of range or unlike ``t2d``.
-    """
-    offsets = tensors.get("d2t")
-    if offsets is None or offsets.shape != (size,) or offsets.is_floating_point():
-        found = "missing" if offsets is None else f"{offsets.dtype} {list(offsets.shape)}"
-        raise HeadError(f"eagle3: d2t is {found}; draft_vocab_size {size} asks for [{size}] integers")
-    ids = offsets.to(torch.int64) + torch.arange(size, device=offsets.device)
-    mask = tensors.get("t2d")
-    if mask is not None and (
-        mask.shape != (vocabulary,) or not torch.equal(mask.bool().nonzero().squeeze(1), ids)
-    ):
-        raise HeadError("eagle3: t2d and d2t name different draft vocabularies")
-    return ids

@@ -46,7 +46,6 @@ class Eagle3Head(Network, DraftHead):
 
     name: ClassVar[str] = "eagle3"
     token_tables: ClassVar[frozenset[str]] = frozenset({"embedding", "lm_head.weight"})
-    draft_ids: Tensor
     target_rows: Tensor
     target_bias: Tensor | None
 
@@ -79,10 +78,8 @@ class Eagle3Head(Network, DraftHead):
                 f"eagle3: a head of one input ({spec}) has no fc, so norm_before_fc and fc_norm mean "
                 "nothing; unset them or capture more points"
             )
-        super().__init__(config, len(spec), embedding, draft_token_ids.shape[0])
+        super().__init__(config, len(spec), embedding, draft_token_ids, vocabulary)
         self.spec, self.target_layers = spec.absolute(target_layers), target_layers
-        self.vocab_size = vocabulary
-        self.register_buffer("draft_ids", draft_token_ids.clone())
         rows = draft_token_ids.to(readout.weight.device)
         bias = None if readout.bias is None else readout.bias.detach()[rows]
         self.register_buffer("target_rows", readout.weight.detach()[rows], persistent=False)

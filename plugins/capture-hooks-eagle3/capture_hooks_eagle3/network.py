@@ -130,11 +130,28 @@ class Network(nn.Module):
 
     embedding: Tensor
     input_scale: Tensor
+    draft_ids: Tensor
 
-    def __init__(self, config: Eagle3Config, inputs: int, embedding: Tensor, draft_size: int) -> None:
-        """Random weights; ``embedding`` [V, H] is shared, and copied only where it is to be trained."""
+    def __init__(
+        self,
+        config: Eagle3Config,
+        inputs: int,
+        embedding: Tensor,
+        draft_token_ids: Tensor,
+        vocab_size: int,
+    ) -> None:
+        """Random weights.
+
+        Args:
+            config: every architecture setting given.
+            inputs: captured states, K.
+            embedding: [V, H] shared, and copied only where it is to be trained.
+            draft_token_ids: [D] int64 ascending.
+            vocab_size: tokens of the target.
+        """
         super().__init__()
         self.config, self.sizes, self.inputs = config, config.sizes(), inputs
+        self.vocab_size = vocab_size
         self.hidden_size = hidden = embedding.shape[1]
         if inputs > 1:
             self.fc = nn.Linear(inputs * hidden, hidden, bias=False)
@@ -144,7 +161,7 @@ class Network(nn.Module):
             self.fc_norm = nn.ModuleList(RMSNorm(hidden) for _ in range(inputs))
         self.layers = nn.ModuleList(Layer(self.sizes, hidden, first=i == 0) for i in range(config.layers))
         self.norm = RMSNorm(hidden)
-        self.lm_head = nn.Linear(hidden, draft_size, bias=False)
+        self.lm_head = nn.Linear(hidden, draft_token_ids.shape[0], bias=False)
         self.lm_head.weight.requires_grad_(config.train_lm_head)
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -156,6 +173,7 @@ class Network(nn.Module):
             self.register_parameter("embedding", nn.Parameter(own))
         else:
             self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.register_buffer("draft_ids", draft_token_ids.clone())
         self.rotary = RotaryTable(
             *inverse_frequencies(self.sizes.rope, self.sizes.head_dim, self.sizes.max_position_embeddings)
         )

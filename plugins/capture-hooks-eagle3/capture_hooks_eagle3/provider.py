@@ -13,11 +13,13 @@ from capture_hooks.capture.anatomy import Anatomy
 from capture_hooks.capture.weights import table
 from capture_hooks.errors import BindError, HeadError
 from capture_hooks.heads.contract import TargetReadout
+from capture_hooks.heads.vocabulary import check_vocabulary
 from capture_hooks.spec import CaptureSpec
 
-from .checkpoint import draft_ids, load_tensors, read_config
+from .checkpoint import load_tensors, read_config
 from .config import Eagle3Config
 from .head import Eagle3Head
+from .schema import SCHEMA
 from .start import start_from_target
 
 
@@ -26,6 +28,7 @@ class Eagle3Provider:
 
     name = "eagle3"
     config_type: type = Eagle3Config
+    schema = SCHEMA
 
     def create(
         self,
@@ -63,7 +66,8 @@ class Eagle3Provider:
         rows = _embedding_table(anatomy)
         if (found := config.get("hidden_size")) != rows.shape[1]:
             raise HeadError(f"eagle3: config.json has hidden_size = {found}; the target's is {rows.shape[1]}")
-        ids = draft_ids(tensors, int(config["draft_vocab_size"]), readout.weight.shape[0])
+        size, vocabulary = int(config["draft_vocab_size"]), readout.weight.shape[0]
+        ids = check_vocabulary(tensors, size, vocabulary, "eagle3")
         if "embed_tokens.weight" in tensors and not settings.train_embedding:
             settings = _with_own_embedding(settings, tensors["embed_tokens.weight"], rows)
         head = Eagle3Head(settings, spec, anatomy.n_layers, rows, readout, ids)

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from ....conventions.facts import SERVERS, cite, fc_inputs, flag_rule
 from ...heads import RawHead
-from ...heads.draft import Computes
-from ...heads.shapes import shapes
 from ..report import Finding, Row
 from ..subject import Subject
 from .seen import Seen, seen
@@ -83,9 +81,10 @@ def built_shapes(view: Seen, head: RawHead) -> dict[str, Shape]:
         "mlp_bias": view.engine == "vllm" and bool(config.get("mlp_bias")),
     }
     norms = {flag: _flag(view, flag) for flag in ("norm_before_fc", "fc_norm")}
-    computes = Computes(False, norms["norm_before_fc"], norms["fc_norm"], False, norm_before_lm_head=True)
+    fields |= {**norms, "norm_before_lm_head": True}
     counted = min(states, sum(name.startswith("fc_norm.") for name in held) + 1)
-    found = {name: shape for name, shape in shapes(fields, computes, counted) if name not in _ELSEWHERE}
+    shapes = head.schema.shapes(fields, counted)
+    found = {name: shape for name, shape in shapes.items() if name not in _ELSEWHERE}
     if "input_norm.weight" in found:
         found["input_norm.weight"] = (states * width,)
     if view.engine == "sglang":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...heads import RawHead
-from ...heads.contract import read_stored
+from ...heads.open import read_stored
 
 
 def tensor(head: RawHead, name: str) -> Tensor:

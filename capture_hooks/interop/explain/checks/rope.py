@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ....conventions.facts import cite
 from ....errors import HeadError
-from ...heads.fields import rope_of as settled_rope
+from ....heads.schema import HeadSchema
 from ..report import Finding, Row
 from ..subject import Subject
 from .writers import by_modelopt
@@ -23,7 +23,7 @@ def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
         return
     fields = subject.head.fields
     theta, kind, settings = rope_of(fields)
-    yield from _two_spellings(fields)
+    yield from _two_spellings(fields, subject.head.schema)
     if subject.facts.config is not None:
         their_theta, their_kind, theirs = rope_of(subject.facts.config)
         if theta != their_theta:
@@ -49,13 +49,13 @@ def rope_of(config: Mapping[str, Any]) -> tuple[float | None, str, Mapping[str, 
     return number, "default" if kind in ("default", "mrope", None) else str(kind), settings
 
 
-def _two_spellings(fields: Mapping[str, Any]) -> Iterator[Finding]:
+def _two_spellings(fields: Mapping[str, Any], schema: HeadSchema) -> Iterator[Finding]:
     spellings = [fields.get(name) for name in ("rope_parameters", "rope_scaling")]
     if not all(said is None or isinstance(said, Mapping) for said in spellings):
         return
     theta, kind, _ = rope_of(fields)
     try:
-        settled = settled_rope(fields, "the config")
+        settled = schema.rope(fields, "the config")
     except HeadError as error:
         what = str(error).removeprefix("the config: ")
     else:

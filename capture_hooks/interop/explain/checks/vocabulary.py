@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ....conventions.facts import cite
 from ....errors import HeadError
+from ....heads.vocabulary import read_vocabulary
 from ...heads import RawHead
-from ...heads.maps import read_vocabulary
 from ..report import Finding, Row
 from ..subject import Subject
 from .reading import tensor

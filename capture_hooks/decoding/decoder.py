@@ -308,6 +308,10 @@ class Run:
                 f"the head {self._head.name!r} proposed {len(proposal.tokens)} tokens on paths of up to "
                 f"{max(proposal.depths())}, and was asked for {self._drafting.size} on paths of up to {depth}"
             )
+        if proposal.probabilities is not None and self._drafting.warp is None:
+            raise DecodingError(
+                f"the head {self._head.name!r} sampled its tokens, and was asked for the most probable ones"
+            )
         return proposal
 
     def _accept(self, proposal: Proposal, logits: Tensor) -> tuple[list[int], int]:

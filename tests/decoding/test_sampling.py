@@ -7,7 +7,9 @@ import itertools
 
 import pytest
 import torch
+from block_head import make_block_head
 
+from capture_hooks.capture import find_anatomy
 from capture_hooks.decoding import SpeculativeDecoder, TreeShape
 from capture_hooks.decoding.decoder import reject
 from capture_hooks.heads.drafting import Proposal
@@ -70,6 +72,22 @@ def law(model):
 RUNS = 400
 
 
+def observed(decoder, request, generator):
+    """How often each answer came in `RUNS`, and how many tokens were accepted and drafted."""
+    seen: collections.Counter[tuple[int, ...]] = collections.Counter()
+    accepted = drafted = 0
+    for _ in range(RUNS):
+        tokens: list[int] = []
+        for step in decoder.rounds(request, generator):
+            tokens += step.tokens
+            accepted += step.accepted
+            drafted += step.drafted
+            if len(tokens) >= NEW:
+                break
+        seen[tuple(tokens[:NEW])] += 1
+    return seen, accepted, drafted
+
+
 @pytest.mark.parametrize(
     ("draft_tokens", "tree", "drafting", "min_confidence"),
     [
@@ -95,18 +113,20 @@ def test_joint_law_of_three_tokens(model, law, knowing_head, draft_tokens, tree,
     generator = torch.Generator().manual_seed(5)
     # One token more than counted, so that two can be drafted after the prompt's own.
     request = decoder.prepare(PROMPT, NEW + 1, do_sample=True, **WARPING)
-    seen: collections.Counter[tuple[int, ...]] = collections.Counter()
-    accepted = drafted = 0
-    for _ in range(RUNS):
-        tokens: list[int] = []
-        for step in decoder.rounds(request, generator):
-            tokens += step.tokens
-            accepted += step.accepted
-            drafted += step.drafted
-            if len(tokens) >= NEW:
-                break
-        seen[tuple(tokens[:NEW])] += 1
+    seen, accepted, drafted = observed(decoder, request, generator)
     # Acceptance and rejection both happened, often.
+    assert RUNS / 5 < accepted < drafted - RUNS / 5
+    assert p_value(seen, law, RUNS) > 1e-3
+
+
+def test_a_block_of_independent_draws_keeps_the_law(model, law):
+    """The tokens of a block are drawn at once, each from a distribution that knows none of the others."""
+    anatomy = find_anatomy(model)
+    head = make_block_head(model, anatomy, torch.tensor([0, 1, 2, 4, 5, 7]), seed=3, block=2)
+    decoder = SpeculativeDecoder(model, head, 2, min_confidence=0.2, anatomy=anatomy)
+    generator = torch.Generator().manual_seed(5)
+    request = decoder.prepare(PROMPT, NEW + 1, do_sample=True, **WARPING)
+    seen, accepted, drafted = observed(decoder, request, generator)
     assert RUNS / 5 < accepted < drafted - RUNS / 5
     assert p_value(seen, law, RUNS) > 1e-3
 

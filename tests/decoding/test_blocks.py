@@ -128,8 +128,16 @@ def test_teacher_forced_acceptance_counts_what_would_be_proposed(llama, trained)
     assert 0 < sum(hits) < sum(rows)
 
 
-@pytest.mark.parametrize("wrong", [((5, 6, 7), (0, 1, 2)), ((5, 6, 7), (0, 0, 0))], ids=["deep", "wide"])
-def test_a_proposal_beyond_what_was_asked_is_an_error(llama, wrong):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (Proposal((5, 6, 7), (0, 1, 2)), "proposed 3 tokens on paths of up to 3, and was asked for 2 on"),
+        (Proposal((5, 6, 7), (0, 0, 0)), "proposed 3 tokens on paths of up to 1, and was asked for 2 on"),
+        (Proposal((5,), (0,), torch.ones(1, 20) / 20), "sampled its tokens, and was asked for the most"),
+    ],
+    ids=["deep", "wide", "sampled"],
+)
+def test_a_proposal_that_was_not_asked_for_is_an_error(llama, wrong, message):
     anatomy = find_anatomy(llama)
 
     class Greedy:
@@ -137,7 +145,7 @@ def test_a_proposal_beyond_what_was_asked_is_an_error(llama, wrong):
             pass
 
         def propose(self, depth):
-            return Proposal(*wrong)
+            return wrong
 
     class Head(BlockHead):
         def drafter(self, max_length, drafting):
@@ -145,6 +153,5 @@ def test_a_proposal_beyond_what_was_asked_is_an_error(llama, wrong):
 
     head = make_block_head(llama, anatomy, torch.arange(20))
     head.__class__ = Head
-    message = r"'block' proposed 3 tokens on paths of up to [13], and was asked for 2 on"
-    with pytest.raises(DecodingError, match=message):
+    with pytest.raises(DecodingError, match=f"the head 'block' {message}"):
         SpeculativeDecoder(llama, head, 2).generate(PROMPTS[0], 8, do_sample=False)

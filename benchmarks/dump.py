@@ -3,7 +3,7 @@
     python benchmarks/dump.py MODEL [DATA] [--rounds 12] [--spec ...] [--dtype ...]
 
 The bare forward is ``model(input_ids, attention_mask)`` under inference mode over exactly the batches that
-the dump makes: no hooks, nothing kept.  The dump is the whole of `DumpJob.run`: forward, greedy tokens,
+the dump makes: no hooks, nothing kept.  The dump is the whole of `write_dump`: forward, greedy tokens,
 checks, checksums, shards and manifest on disk.  It may come out ahead: it spares the output layer on padding,
 and the attention mask.  Each round times both, in alternating order; the ratio of a round is paired.  CPU
 time of the whole process (all threads) is compared, as wall time on a shared machine says little; both are
@@ -25,8 +25,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from capture_hooks import CaptureSpec
-from capture_hooks.store import DumpJob, Example, Examples, read_examples
-from capture_hooks.store.batches import plan_batches, plan_shards
+from capture_hooks.store import Example, Examples, ModelStates, read_examples, write_dump
+from capture_hooks.store.dump import plan_shards
+from capture_hooks.store.model import plan_batches
 
 
 def main() -> None:
@@ -49,7 +50,7 @@ def main() -> None:
     rounds = []
     for number in range(args.rounds):
         part = examples[number * args.sequences : (number + 1) * args.sequences]
-        job = DumpJob(
+        job = ModelStates(
             model, spec, Examples("benchmark", tuple(part)), dtype=args.dtype, batch_tokens=args.batch_tokens
         )
         lengths = [len(example) for example in part]
@@ -68,10 +69,10 @@ def main() -> None:
                     )
                     model(input_ids=ids.to(args.device), attention_mask=mask.to(args.device), use_cache=False)
 
-        def dump(job: DumpJob = job) -> None:
+        def dump(job: ModelStates = job) -> None:
             directory = Path(tempfile.mkdtemp(prefix="dump-benchmark-"))
             try:
-                job.run(directory / "d")
+                write_dump(job, directory / "d")
             finally:
                 shutil.rmtree(directory)
 

@@ -24,7 +24,7 @@ from capture_hooks.errors import CaptureHooksError
 from capture_hooks.heads.contract import DraftHead, StepSums, TrainBatch
 from capture_hooks.heads.drafting import Drafting, StepwiseDrafter
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, write_dump
+from capture_hooks.store import Dump, ModelStates, write_dump
 from capture_hooks.store.data import Example, Examples
 from capture_hooks.training.online import LiveCapture
 
@@ -151,7 +151,7 @@ def dumps(model: Any, anatomy: Anatomy, fresh: Any) -> tuple[str, str]:
     verdicts = []
     try:
         with tempfile.TemporaryDirectory() as folder:
-            write_dump(model, spec, examples, Path(folder) / "dump")
+            write_dump(ModelStates(model, spec, examples), Path(folder) / "dump")
             dump = Dump.open(Path(folder) / "dump")
             off = max(float((dump[i].states - states).abs().max()) for i, states in enumerate(alone))
         verdicts.append(("WRONG" if not off <= 1e-4 * size else "ok", f"dump off by {off:.2g} of {size:.2g}"))

@@ -2,7 +2,7 @@
 
     python benchmarks/sglang_dump.py MODEL [--rounds 8] [--sequences 16] [--spec ...] [-- any SGLang flag]
 
-Two servers run with the same flags: one is asked by the whole of `EngineDumpJob.run` (capture, greedy
+Two servers run with the same flags: one is asked by the whole of `write_dump` (capture, greedy
 tokens, files, checks, checksums, shards and manifest on disk), the other only prefills.  Each round times
 both over the same sequences, in alternating order, so the ratio of a round is paired.  Beside wall time is
 the CPU time of all processes, as wall time on a shared machine says little.  Whichever is not asked sleeps.
@@ -30,10 +30,10 @@ import torch
 from capture_hooks_sglang.driver import SGLangDriver
 
 from capture_hooks import CaptureSpec
-from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
+from capture_hooks.engines.dump import EngineStates, dtype_of, first_states
 from capture_hooks.engines.process import EngineProcess
 from capture_hooks.engines.prompts import IN_FLIGHT
-from capture_hooks.store import Example, Examples
+from capture_hooks.store import Example, Examples, write_dump
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 
 
@@ -68,9 +68,8 @@ def main() -> None:
             def dump(part: Examples = part) -> None:
                 directory = Path(tempfile.mkdtemp(prefix="dump-benchmark-"))
                 try:
-                    EngineDumpJob(engine, trial, anatomy, fingerprint, spec, part, dtype=args.dtype).run(
-                        directory / "d"
-                    )
+                    states = EngineStates(engine, trial, anatomy, fingerprint, spec, part, dtype=args.dtype)
+                    write_dump(states, directory / "d")
                 finally:
                     shutil.rmtree(directory)
 

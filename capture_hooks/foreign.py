@@ -72,10 +72,15 @@ def parse_json(text: str | bytes, where: str, kind: type[CaptureHooksError]) -> 
     """
     try:
         return json.loads(text)
-    except RecursionError:
-        raise kind(f"{where}: the JSON is nested too deep") from None
-    except json.JSONDecodeError as error:
+    except (RecursionError, ValueError) as error:
+        raise kind(f"{where}: {json_fault(error)}") from None
+
+
+def json_fault(error: RecursionError | ValueError) -> str:
+    """What is wrong with a JSON text, by what ``json.loads`` raised on it."""
+    if isinstance(error, RecursionError):
+        return "JSON that is nested too deep"
+    if isinstance(error, json.JSONDecodeError):
         at = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        raise kind(f"{where}: malformed JSON: {error.msg} at {at}") from None
-    except ValueError as error:  # bytes that are not UTF-8; an integer of thousands of digits
-        raise kind(f"{where}: malformed JSON: {error}") from None
+        return f"malformed JSON: {error.msg} at {at}"
+    return f"malformed JSON: {error}"  # bytes that are not UTF-8; an integer of thousands of digits

@@ -154,6 +154,11 @@ class CaptureSession:
         self._release_caches()
         self._requests.forget()
 
+    @property
+    def model(self) -> nn.Module:
+        """The model as it was given, wrappers included."""
+        return self._model
+
     def run(self, *args: Any, stop: bool = False, **kwargs: Any) -> Any:
         """Call the model; with ``stop`` end its forward once the last requested point is captured.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..spec import CaptureSpec
-    from ..store import Estimate, Examples, Manifest
-    from ..store.writing import Writing
+    from ..store import Examples, Manifest, StateSource
+    from ..store.writing import Estimate
 
 EAGLE3 = "eagle3"
 
@@ -93,8 +93,8 @@ def dump(
         _embedded(model, asked, examples, dtype, shard_tokens, batch_tokens, model_dtype, device, console)
         if engine == EMBEDDED
         else _through(engine, words, model, asked, examples, out, dtype, shard_tokens, console)
-    ) as job:
-        _finish(console, job, examples, out, estimate)
+    ) as source:
+        _finish(console, source, out, estimate)
 
 
 @contextmanager
@@ -108,15 +108,17 @@ def _embedded(
     model_dtype: str,
     device: str | None,
     console: Console,
-) -> Iterator[Writing]:
+) -> Iterator[StateSource]:
     from ..capture import find_anatomy
-    from ..store import DumpJob
+    from ..store import ModelStates
     from ..target import load_target
 
     target = load_target(model, model_dtype, device)
     if asked is None:
         asked = _eagle3(find_anatomy(target).n_layers, console)
-    yield DumpJob(target, asked, examples, dtype=dtype, shard_tokens=shard_tokens, batch_tokens=batch_tokens)
+    yield ModelStates(
+        target, asked, examples, dtype=dtype, shard_tokens=shard_tokens, batch_tokens=batch_tokens
+    )
 
 
 @contextmanager
@@ -130,9 +132,9 @@ def _through(
     dtype: str | None,
     shard_tokens: int | None,
     console: Console,
-) -> Iterator[Writing]:
-    from ..engines.dump import EngineDumpJob, dtype_of, first_states
-    from ..store.checks import check_text_alone
+) -> Iterator[StateSource]:
+    from ..engines.dump import EngineStates, dtype_of, first_states
+    from ..store.data.examples import check_text_alone
     from ..store.manifest import MANIFEST
     from ..target import checkpoint_fingerprint, hollow_anatomy
 
@@ -149,22 +151,24 @@ def _through(
         )
         trial = first_states(running, examples)
         fingerprint = checkpoint_fingerprint(model, dtype_of(trial))
-        yield EngineDumpJob(
+        yield EngineStates(
             running, trial, anatomy, fingerprint, spec, examples, dtype=dtype, shard_tokens=shard_tokens
         )
 
 
-def _finish(console: Console, job: Writing, examples: Examples, out: Path, estimate: bool) -> None:
-    cost = job.estimate(out)
-    _show(console, job.manifest, examples, cost)
-    if estimate:
+def _finish(console: Console, source: StateSource, out: Path, only_estimate: bool) -> None:
+    from ..store import estimate
+
+    cost = estimate(source, out)
+    _show(console, source.manifest, source.examples, cost)
+    if only_estimate:
         return
     if cost.bytes_left > cost.bytes_free:
         raise StoreError(
             f"{out}: {_size(cost.bytes_left)} are to be written, only {_size(cost.bytes_free)} are free; "
             "take a smaller --dtype, a --limit, or another disk"
         )
-    _run(console, job, out, cost)
+    _run(console, source, out, cost)
 
 
 def _spec(text: str) -> CaptureSpec:
@@ -227,8 +231,10 @@ def _show(console: Console, manifest: Manifest, examples: Examples, cost: Estima
     )
 
 
-def _run(console: Console, job: Any, out: Path, cost: Estimate) -> None:
+def _run(console: Console, source: StateSource, out: Path, cost: Estimate) -> None:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from ..store import write_dump
 
     with Progress(
         TextColumn("dump"),
@@ -245,7 +251,7 @@ def _run(console: Console, job: Any, out: Path, cost: Estimate) -> None:
             bar.update(task, completed=tokens, speed=f"{speed:,.0f}" if speed else "-")
 
         try:
-            manifest = job.run(out, report)
+            manifest = write_dump(source, out, report)
         except KeyboardInterrupt:
             console.print(f"{out} holds what was complete; the same command continues there")
             raise

@@ -17,7 +17,7 @@ from ..errors import DataError
 from ..heads.contract import DraftHead, TrainBatch
 from ..heads.drafting import Proposal
 from ..store.data import Media
-from ..store.forward import placed, run_with_images
+from ..target.states import placed, run_with_images
 from .decoder import SpeculativeDecoder
 from .prompts import Prompt
 from .stats import DecodeStats

@@ -10,11 +10,11 @@ from ..capture.anatomy import Anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..errors import EngineError
 from ..spec import CaptureSpec
-from ..store.checks import check_examples, check_placeholders, check_text_alone
 from ..store.data import Examples
+from ..store.data.examples import check_examples, check_placeholders, check_text_alone
 from ..store.manifest import Engine, Manifest
 from ..store.shard import ShardTensors
-from ..store.writing import Writing, stored_dtype, with_shards_of
+from ..store.writing import stored_dtype, with_shards_of
 from ..target import context_length
 from .contract import CaptureEngine, SequenceError, SequenceStates
 
@@ -23,8 +23,8 @@ FIRST_TOKENS = 32
 PROBE_TOKENS = 256
 
 
-class EngineDumpJob(Writing):
-    """A dump whose states an engine captures; run as `DumpJob` is.
+class EngineStates:
+    """The states that an engine captures over a data set: a `StateSource` for `write_dump`.
 
     The engine decides which sequences share a forward pass, so a resumed dump's last bits may differ from
     those of one that was not interrupted.
@@ -82,13 +82,15 @@ class EngineDumpJob(Writing):
             shard_tokens=1,
             batch_tokens=engine.batch_tokens,
         )
-        super().__init__(with_shards_of(manifest, shard_tokens), examples)
+        self.manifest = with_shards_of(manifest, shard_tokens)
+        self.examples = examples
 
-    def _open(self) -> AbstractContextManager[object]:
+    def opened(self) -> AbstractContextManager[object]:
+        """Nothing: the engine runs already."""
         self._arriving, self._early = None, {}
         return nullcontext()
 
-    def _fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
+    def fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
         """Put the states of one shard where they belong; those of later shards wait for theirs."""
         if self._arriving is None:
             self._arriving = self._send(shard.start)
@@ -111,18 +113,18 @@ class EngineDumpJob(Writing):
 
     def _send(self, first: int) -> Iterator[SequenceStates]:
         """Every sequence from ``first`` on, without a pause between shards; numbered as in the data."""
-        left = [example.token_ids.tolist() for example in self._examples[first:]]
+        left = [example.token_ids.tolist() for example in self.examples[first:]]
         try:
             yield from self._checked(first, left)
         except SequenceError as error:
-            named = self._examples[first + error.number]
+            named = self.examples[first + error.number]
             raise EngineError(f"{named.source} ({len(named)} tokens): {error.why}") from None
 
     def _checked(self, first: int, left: list[list[int]]) -> Iterator[SequenceStates]:
         for states in self._engine.states(left):
             number = first + states.number
             rows = [len(tensor) for tensor in (states.inputs, states.target, states.argmax)]
-            length = len(self._examples[number])
+            length = len(self.examples[number])
             if rows != [length] * 3:
                 raise SequenceError(
                     states.number,
@@ -130,8 +132,9 @@ class EngineDumpJob(Writing):
                 )
             yield SequenceStates(number, states.inputs, states.target, states.argmax)
 
-    def _seconds_per_token(self) -> float:
-        longest = max(self._examples[:64], key=len).token_ids[:PROBE_TOKENS].tolist()
+    def seconds_per_token(self) -> float:
+        """From a short trial."""
+        longest = max(self.examples[:64], key=len).token_ids[:PROBE_TOKENS].tolist()
         batch = [longest] * max(1, PROBE_TOKENS // len(longest))
         started = time.perf_counter()
         tokens = sum(len(states.inputs) for states in self._engine.states(batch))

@@ -12,8 +12,7 @@ On SmolLM2-135M (float32, points from 1 to 30) the median over tokens is 0.01-0.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -26,6 +25,7 @@ from ..capture import bind, find_anatomy
 from ..capture.anatomy import Anatomy
 from ..errors import HeadError, SpecError
 from ..spec import CaptureSpec, Point
+from ..target.states import states_of
 from . import files
 
 FORMAT: Final = "1"
@@ -247,25 +247,10 @@ def relative_errors(theirs: Tensor, ours: Tensor) -> Tensor:
 
 def _capture(anatomy: Anatomy, spec: CaptureSpec, token_ids: Tensor, starts: Tensor) -> dict[str, Tensor]:
     """States on the CPU, by point text, from one plain forward per sequence."""
-    device = next(anatomy.embedding.parameters()).device
-    parts: dict[str, list[Tensor]] = {str(point): [] for point in _points(spec)}
-    with _evaluating(anatomy.model), torch.no_grad():
-        for start, end in itertools.pairwise(starts.tolist()):
-            with bind(anatomy.model, spec, target=True, anatomy=anatomy) as capture:
-                capture.run(token_ids[start:end].unsqueeze(0).to(device), stop=True)
-            capture.states.check_finite()
-            for name, part in parts.items():
-                part.append(capture.states[name].cpu())
-    return {name: torch.cat(part) for name, part in parts.items()}
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout and the like off; every module's mode as before afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+    capture = bind(anatomy.model, spec, target=True, anatomy=anatomy)
+    found = [
+        states_of(capture, [token_ids[start:end]], stop=True)[0]
+        for start, end in itertools.pairwise(starts.tolist())
+    ]
+    names = [str(point) for point in _points(spec)]
+    return {name: torch.cat([states[name].cpu() for states in found]) for name in names}

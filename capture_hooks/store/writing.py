@@ -1,27 +1,98 @@
-"""Writing a dump shard by shard, whatever its states come from: resuming, checks, and what it will take."""
+"""Writing a dump, whatever its states come from: resuming, checks, and what it will take."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor
 
 from ..errors import StoreError
-from .batches import plan_shards
-from .checks import check_finite
-from .data import Examples
+from .data import Example, Examples
+from .dump import DumpWriter, check_same, plan_shards
 from .manifest import MANIFEST, Dtype, Manifest
-from .shard import DTYPES, ShardTensors
-from .writer import DumpWriter, check_same
+from .shard import DTYPES, ShardTensors, all_finite
 
 #: A shard's size unless its tokens are given: it is held in memory twice (filled, and being written).
 SHARD_BYTES = 256 * 2**20
+
+
+class StateSource(Protocol):
+    """Where a dump's states come from: `ModelStates`, or an engine."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the finished dump says of itself, without its shards."""
+        ...
+
+    @property
+    def examples(self) -> Examples:
+        """The data, in memory."""
+        ...
+
+    def opened(self) -> AbstractContextManager[object]:
+        """Entered around all calls of `fill` of one dump."""
+        ...
+
+    def fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
+        """Put the states of the sequences ``shard`` into ``tensors``; yields tokens as they are done.
+
+        Shards come in order, without gaps; a resumed dump begins behind those that are there.
+        """
+        ...
+
+    def seconds_per_token(self) -> float:
+        """From a short trial."""
+        ...
+
+
+def write_dump(
+    source: StateSource, directory: str | Path, on_progress: Callable[[int], None] | None = None
+) -> Manifest:
+    """Write what is missing of the dump in ``directory``; killed at any moment, it can be run again.
+
+    Args:
+        source: of the states; it knows the data and what the dump is to be.
+        directory: a new or empty one, or one where this dump was begun.
+        on_progress: called with the tokens done so far, those of an earlier run included.
+
+    Raises:
+        StoreError: the directory holds something else, the disk is full, or a state is NaN, infinite or
+            too large for the dtype; complete shards stay.
+    """
+    report = on_progress or (lambda tokens: None)
+    examples = source.examples
+
+    def finish(writer: DumpWriter, shard: range, tensors: ShardTensors) -> None:
+        _check_finite(source.manifest, tensors, examples[shard.start : shard.stop], shard.start)
+        writer.write(tensors)
+
+    with (
+        DumpWriter(directory, source.manifest) as writer,
+        ThreadPoolExecutor(1, "shard-writer") as background,
+        source.opened(),
+    ):
+        done = writer.manifest.tokens
+        report(done)
+        writing: Future[None] | None = None
+        shards = plan_shards([len(example) for example in examples], source.manifest.shard_tokens)
+        for shard in shards[len(writer.manifest.shards) :]:
+            tensors = _allocated(source.manifest, examples[shard.start : shard.stop])
+            for tokens in source.fill(shard, tensors):
+                done += tokens
+                report(done)
+            if writing is not None:
+                writing.result()
+            writing = background.submit(finish, writer, shard, tensors)
+        if writing is not None:
+            writing.result()
+    return writer.manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,104 +114,88 @@ class Estimate:
     seconds: float
 
 
-class Writing:
-    """Shards from sequences, in their order, until a dump is complete: what every kind of job shares.
+def estimate(source: StateSource, directory: str | Path) -> Estimate:
+    """What it will take to finish the dump in ``directory``; runs the target for a moment.
+
+    Raises:
+        StoreError: ``directory`` holds another dump.
+    """
+    path, manifest = Path(directory), source.manifest
+    done = 0
+    if (path / MANIFEST).exists():
+        found = Manifest.read(path)
+        check_same(path, found, manifest)
+        done = found.tokens
+    left = manifest.data.tokens - done
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    return Estimate(
+        sequences=manifest.data.sequences,
+        tokens=manifest.data.tokens,
+        tokens_left=left,
+        bytes=manifest.data.tokens * manifest.row_bytes,
+        bytes_left=left * manifest.row_bytes,
+        bytes_free=shutil.disk_usage(there).free,
+        seconds=left * source.seconds_per_token(),
+    )
+
+
+def _allocated(manifest: Manifest, examples: Sequence[Example]) -> ShardTensors:
+    """A shard's tensors: tokens and masks are there, states are to be filled in."""
+    starts = torch.tensor([0, *map(len, examples)]).cumsum(0)
+    rows, dtype = int(starts[-1]), DTYPES[manifest.dtype]
+    apart = manifest.target_input is None
+    return ShardTensors(
+        states=torch.empty(rows, sum(manifest.widths), dtype=dtype),
+        target=torch.empty(rows, manifest.target_width, dtype=dtype) if apart else None,
+        token_ids=torch.cat([example.token_ids for example in examples]),
+        loss_mask=torch.cat([example.loss_mask for example in examples]),
+        argmax=torch.empty(rows, dtype=torch.int64),
+        starts=starts,
+    )
+
+
+def _check_finite(manifest: Manifest, shard: ShardTensors, examples: Sequence[Example], first: int) -> None:
+    """Whether every state of a shard is a number.
 
     Args:
-        manifest: what the finished dump's manifest says, without its shards.
-        examples: the data, in memory.
+        manifest: of the dump.
+        shard: its tensors, already in the dump's dtype.
+        examples: its sequences.
+        first: index of the first of them in the data.
+
+    Raises:
+        StoreError: naming the shallowest such point, the conversation and the position.
     """
-
-    def __init__(self, manifest: Manifest, examples: Examples) -> None:
-        self.manifest = manifest
-        self._examples = examples
-        self._shards = plan_shards([len(example) for example in examples], manifest.shard_tokens)
-
-    def estimate(self, directory: str | Path) -> Estimate:
-        """What it will take to finish the dump in ``directory``; runs the target for a moment.
-
-        Raises:
-            StoreError: ``directory`` holds another dump.
-        """
-        path = Path(directory)
-        done = 0
-        if (path / MANIFEST).exists():
-            found = Manifest.read(path)
-            check_same(path, found, self.manifest)
-            done = found.tokens
-        left = self.manifest.data.tokens - done
-        there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
-        return Estimate(
-            sequences=self.manifest.data.sequences,
-            tokens=self.manifest.data.tokens,
-            tokens_left=left,
-            bytes=self.manifest.data.tokens * self.manifest.row_bytes,
-            bytes_left=left * self.manifest.row_bytes,
-            bytes_free=shutil.disk_usage(there).free,
-            seconds=left * self._seconds_per_token(),
+    if all_finite(shard.states) and (shard.target is None or all_finite(shard.target)):
+        return
+    for point, states in _points(manifest, shard):
+        if all_finite(states):
+            continue
+        finite = torch.isfinite(states)
+        row, column = (~finite).nonzero()[0].tolist()
+        within = int(torch.searchsorted(shard.starts, row, right=True)) - 1
+        value = float(states[row, column])
+        advice = "check the model's weights and dtype"
+        if manifest.dtype == "float16" and value == value:
+            advice = "float16 ends at 65504: dump in bfloat16 or float32 (--dtype)"
+        raise StoreError(
+            f"{point} is {value} in {manifest.dtype} in conversation {first + within} "
+            f"({examples[within].source}) at position {row - int(shard.starts[within])}, "
+            f"column {column}; {advice}"
         )
 
-    def run(self, directory: str | Path, on_progress: Callable[[int], None] | None = None) -> Manifest:
-        """Write what is missing of the dump in ``directory``; killed at any moment, it can be run again.
 
-        Args:
-            directory: a new or empty one, or one where this dump was begun.
-            on_progress: called with the tokens done so far, those of an earlier run included.
-
-        Raises:
-            StoreError: the directory holds something else, the disk is full, or a state is NaN, infinite or
-                too large for the dtype; complete shards stay.
-        """
-        report = on_progress or (lambda tokens: None)
-        with (
-            DumpWriter(directory, self.manifest) as writer,
-            ThreadPoolExecutor(1, "shard-writer") as background,
-            self._open(),
-        ):
-            done = writer.manifest.tokens
-            report(done)
-            writing: Future[None] | None = None
-            for shard in self._shards[len(writer.manifest.shards) :]:
-                tensors = self._allocate(shard)
-                for tokens in self._fill(shard, tensors):
-                    done += tokens
-                    report(done)
-                if writing is not None:
-                    writing.result()
-                writing = background.submit(self._write, writer, shard, tensors)
-            if writing is not None:
-                writing.result()
-        return writer.manifest
-
-    def _allocate(self, shard: range) -> ShardTensors:
-        examples = self._examples[shard.start : shard.stop]
-        starts = torch.tensor([0, *map(len, examples)]).cumsum(0)
-        rows, dtype = int(starts[-1]), DTYPES[self.manifest.dtype]
-        apart = self.manifest.target_input is None
-        return ShardTensors(
-            states=torch.empty(rows, sum(self.manifest.widths), dtype=dtype),
-            target=torch.empty(rows, self.manifest.target_width, dtype=dtype) if apart else None,
-            token_ids=torch.cat([example.token_ids for example in examples]),
-            loss_mask=torch.cat([example.loss_mask for example in examples]),
-            argmax=torch.empty(rows, dtype=torch.int64),
-            starts=starts,
-        )
-
-    def _write(self, writer: DumpWriter, shard: range, tensors: ShardTensors) -> None:
-        check_finite(self.manifest, tensors, self._examples[shard.start : shard.stop], shard.start)
-        writer.write(tensors)
-
-    def _open(self) -> AbstractContextManager[object]:
-        """What is entered around `_fill`."""
-        raise NotImplementedError
-
-    def _fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
-        """Capture one shard into ``tensors``; yields tokens as they are done."""
-        raise NotImplementedError
-
-    def _seconds_per_token(self) -> float:
-        """From a short trial."""
-        raise NotImplementedError
+def _points(manifest: Manifest, shard: ShardTensors) -> list[tuple[str, Tensor]]:
+    """Each point's states, the shallowest first: attention spreads a NaN over all rows of deeper ones."""
+    spec = manifest.spec.resolve(manifest.n_layers, manifest.split_boundaries)
+    inputs = zip(spec.inputs, manifest.spec.inputs, manifest.columns, strict=True)
+    ordered = sorted(
+        inputs, key=lambda item: manifest.n_layers if item[0].boundary is None else item[0].boundary
+    )
+    found = [(str(point), shard.states[:, first:last]) for _, point, (first, last) in ordered]
+    if shard.target is not None:
+        found.append((f"target {manifest.spec.target}", shard.target))
+    return found
 
 
 def with_shards_of(manifest: Manifest, shard_tokens: int | None) -> Manifest:

@@ -25,8 +25,9 @@ from ..plugins import registry
 from ..settings import check_names
 from ..spec import CaptureSpec
 from ..store import Dump, Example
-from ..store.checks import check_examples, check_placeholders, image_tokens
+from ..store.data.examples import check_examples, check_placeholders
 from ..target import context_length
+from ..target.states import image_tokens
 from .config import TrainConfig
 from .data import Sequences, WindowDataset, pack, windows
 from .online import LiveCapture

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import CaptureSession, LengthRule, bind
+from ..capture import LengthRule, bind
 from ..capture.anatomy import Anatomy
-from ..errors import CaptureError
-from ..foreign import calling
 from ..spec import CaptureSpec
 from ..store import Example
-from ..store.forward import TRIAL_TOKENS, check_causal, last_learnt, run_with_images
+from ..target.states import TRIAL_TOKENS, check_causal, evaluating, run_with_images, states_of
 
 #: Sequences run together are padded to the longest; the shortest is at least this share of it.
 _ALIKE: Final = 0.75
@@ -85,44 +82,22 @@ class LiveCapture:
                 self.model,
                 lambda ids: run({**inputs, "input_ids": ids[None]})[0],
                 seen.token_ids,
-                last_learnt(seen),
+                seen.last_learnt,
             )
 
-    @torch.no_grad()
     def _run(self, sequences: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """States [T, K*H] and target [T, H] of each sequence, from one forward."""
-        device = next(self.model.parameters()).device
-        lengths = torch.tensor([len(ids) for ids in sequences], device=device)
-        ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(device)
-        mask = torch.arange(ids.shape[1], device=device) < lengths[:, None]
-        cannot = f"{type(self.model).__name__} cannot read {ids.shape[1]} tokens on {device}"
-        with self._capturing() as capture, calling(cannot, CaptureError):
-            self.model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-        captured = capture.states
-        captured.check_finite()
-        found = [captured.sequence(i) for i in range(len(sequences))]
-        return [(one.packed, one.target) for one in found]
+        return [(one.packed, one.target) for one in states_of(self._session, sequences)]
 
     @torch.no_grad()
     def _run_with_images(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """As `_run`, of one sequence with what its images are to the model (`Media.inputs`)."""
-        with self._capturing() as capture:
+        self._session.anatomy.lengths.forget()
+        with evaluating(self.model), self._session as capture:
             run_with_images(self.model, inputs, next(self.model.parameters()).device)
         captured = capture.states
         captured.check_finite()
         return captured.packed, captured.target
-
-    @contextmanager
-    def _capturing(self) -> Iterator[CaptureSession]:
-        """The session, around a forward in eval mode."""
-        training = self.model.training
-        self.model.eval()
-        self._session.anatomy.lengths.forget()
-        try:
-            with self._session as capture:
-                yield capture
-        finally:
-            self.model.train(training)
 
 
 def grouped(lengths: Sequence[int], rule: LengthRule) -> list[list[int]]:

@@ -17,7 +17,7 @@ from capture_hooks.errors import HeadError, StoreError
 from capture_hooks.heads import load_head, make_witness, readout_of, save_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Example, Examples, write_dump
+from capture_hooks.store import Example, Examples, ModelStates, write_dump
 from capture_hooks.testing import tiny
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "smollm2" / "head"
@@ -128,9 +128,11 @@ def write_llama_config(place):
 def test_a_dump_goes_to_the_dumps_converter(target, tmp_path):
     ids = torch.arange(20)
     write_dump(
-        target[0],
-        CaptureSpec.parse("post.1, post.3, post.5"),
-        Examples("x", (Example(ids, ids >= 3, "x"),)),
+        ModelStates(
+            target[0],
+            CaptureSpec.parse("post.1, post.3, post.5"),
+            Examples("x", (Example(ids, ids >= 3, "x"),)),
+        ),
         tmp_path / "dump",
     )
     # Its last state is normed, as SpecForge's is.

@@ -21,10 +21,10 @@ from capture_hooks_sglang.driver import SGLangDriver
 from cpu_settings import CPU, FLAGS
 from transformers import AutoModelForCausalLM
 
-from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
+from capture_hooks.engines.dump import EngineStates, dtype_of, first_states
 from capture_hooks.errors import EngineError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, read_examples, write_dump
+from capture_hooks.store import Dump, ModelStates, estimate, read_examples, write_dump
 from capture_hooks.store.manifest import Manifest
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 from capture_hooks.testing import tiny
@@ -59,7 +59,10 @@ def environment():
 def embedded(folder):
     """The embedded engine's dump."""
     model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    write_dump(model, SPEC, read_examples(folder / "data.jsonl"), folder / "embedded", shard_tokens=SHARD)
+    write_dump(
+        ModelStates(model, SPEC, read_examples(folder / "data.jsonl"), shard_tokens=SHARD),
+        folder / "embedded",
+    )
     return Dump.open(folder / "embedded", verify=True)
 
 
@@ -107,10 +110,10 @@ def test_two_ranks_give_the_same_dump_and_errors_name_the_sequence(folder, embed
         trial = first_states(engine, examples)
         fingerprint = checkpoint_fingerprint(str(folder / "model"), dtype_of(trial))
         anatomy = hollow_anatomy(str(folder / "model"))
-        job = EngineDumpJob(engine, trial, anatomy, fingerprint, SPEC, examples, shard_tokens=SHARD)
-        cost = job.estimate(folder / "two")
+        job = EngineStates(engine, trial, anatomy, fingerprint, SPEC, examples, shard_tokens=SHARD)
+        cost = estimate(job, folder / "two")
         assert (cost.tokens, cost.tokens_left) == (sum(LENGTHS), sum(LENGTHS))
-        job.run(folder / "two")
+        write_dump(job, folder / "two")
         with pytest.raises(EngineError, match=rf"sequence 1: SGLang refused: .*{CONTEXT + 40} tokens"):
             list(engine.states([[5, 6, 7], [5] * (CONTEXT + 40)]))
         # What was refused leaves nothing behind, and the engine goes on.

@@ -19,10 +19,10 @@ from both_engines import CLI, check_equal, short_directory, write_records
 from capture_hooks_vllm.driver import VllmDriver
 from vllm_setting import CPU, FLAGS, make_target
 
-from capture_hooks.engines.dump import EngineDumpJob, dtype_of, first_states
+from capture_hooks.engines.dump import EngineStates, dtype_of, first_states
 from capture_hooks.errors import CaptureHooksError, EngineError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, read_examples, write_dump
+from capture_hooks.store import Dump, ModelStates, read_examples, write_dump
 from capture_hooks.store.manifest import Manifest
 from capture_hooks.target import checkpoint_fingerprint, hollow_anatomy
 
@@ -53,7 +53,7 @@ def environment():
 def embedded(folder, model, spec):
     """The embedded engine's dump."""
     out = folder / f"embedded-{model.config.model_type}"
-    write_dump(model.eval(), spec, read_examples(folder / "data.jsonl"), out, shard_tokens=SHARD)
+    write_dump(ModelStates(model.eval(), spec, read_examples(folder / "data.jsonl"), shard_tokens=SHARD), out)
     return Dump.open(out, verify=True)
 
 
@@ -109,8 +109,8 @@ def test_a_scaled_stream_the_norm_as_input_and_errors_that_name_the_sequence(fol
         trial = first_states(engine, examples)
         fingerprint = checkpoint_fingerprint(str(folder / "granite"), dtype_of(trial))
         anatomy = hollow_anatomy(str(folder / "granite"))
-        job = EngineDumpJob(engine, trial, anatomy, fingerprint, spec, examples, shard_tokens=SHARD)
-        job.run(folder / "ours")
+        job = EngineStates(engine, trial, anatomy, fingerprint, spec, examples, shard_tokens=SHARD)
+        write_dump(job, folder / "ours")
         with pytest.raises(EngineError, match=rf"sequence 1: vLLM refused: .*{CONTEXT + 40}"):
             list(engine.states([[5, 6, 7], [5] * (CONTEXT + 40)]))
         # What was refused leaves nothing behind, and the engine goes on.

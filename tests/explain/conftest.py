@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from capture_hooks import CaptureSpec
-from capture_hooks.store import Example, Examples, write_dump
+from capture_hooks.store import Example, Examples, ModelStates, write_dump
 from capture_hooks.testing import tiny
 
 HIDDEN, VOCABULARY, DRAFT, INTER = 8, 40, 10, 12
@@ -97,5 +97,5 @@ def dump_of_ours(tmp_path_factory):
     tokens = torch.arange(6)
     place = tmp_path_factory.mktemp("dump") / "ours"
     examples = Examples("made up", (Example(tokens, tokens > 2, "here:0"),))
-    write_dump(tiny.llama(), CaptureSpec.parse("post.0, post.2 -> post.3"), examples, place)
+    write_dump(ModelStates(tiny.llama(), CaptureSpec.parse("post.0, post.2 -> post.3"), examples), place)
     return str(place)

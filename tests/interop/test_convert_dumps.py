@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from capture_hooks import CaptureSpec
 from capture_hooks.capture import find_anatomy
 from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump, recognised
-from capture_hooks.store import Dump, Example, Examples, write_dump
+from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
 from capture_hooks.testing import tiny
 
 LAYERS, LENGTHS = 4, (9, 4, 12, 3, 7)
@@ -45,7 +45,7 @@ def dumps(request, model, tmp_path_factory):
         ),
     )
     for last, spec in (("normed", POINTS), ("unnormed", f"{POINTS} -> post.-1")):
-        write_dump(model, CaptureSpec.parse(spec), examples, place / last, dtype=request.param)
+        write_dump(ModelStates(model, CaptureSpec.parse(spec), examples, dtype=request.param), place / last)
     return {last: Dump.open(place / last) for last in ("normed", "unnormed")}
 
 

@@ -5,7 +5,7 @@ import torch
 
 from capture_hooks.errors import ModelError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import DumpJob, Example, Examples
+from capture_hooks.store import Example, Examples, ModelStates
 from capture_hooks.testing import tiny
 from capture_hooks.training import TrainConfig
 from capture_hooks.training.build import prepare
@@ -26,7 +26,7 @@ def data():
 def test_attention_both_ways_is_refused(family, settings, dtype):
     model = tiny.model(family, **settings).to(dtype)
     with pytest.raises(ModelError, match="reads tokens before they are written: the state at position"):
-        DumpJob(model, CaptureSpec.parse(SPEC), data())
+        ModelStates(model, CaptureSpec.parse(SPEC), data())
     with pytest.raises(ModelError, match="needs a target that only looks back"):
         prepare(model, data(), TrainConfig(spec=SPEC, steps=1, held_out=0.0))
 
@@ -35,5 +35,5 @@ def test_attention_both_ways_is_refused(family, settings, dtype):
 def test_what_looks_back_is_not(family):
     """In bfloat16, and where experts see other batches."""
     model = tiny.model(family).bfloat16()
-    DumpJob(model, CaptureSpec.parse(SPEC), data())
+    ModelStates(model, CaptureSpec.parse(SPEC), data())
     prepare(model, data(), TrainConfig(spec=SPEC, steps=1, held_out=0.0))

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from capture_hooks import CaptureSpec
 from capture_hooks.cli.app import build
 from capture_hooks.errors import CaptureHooksError, DataError, SpecError, StoreError
-from capture_hooks.store import Dump, DumpJob, read_examples
+from capture_hooks.store import Dump, ModelStates, read_examples, write_dump
 from capture_hooks.store.data import TemplateSettings
 from capture_hooks.store.manifest import Manifest
 from capture_hooks.testing import tiny
@@ -144,9 +144,9 @@ def test_a_dump_begun_yesterday_is_finished_with_yesterdays_date(tmp_path, data)
     dated.save_pretrained(model)
     settings = TemplateSettings(clock="2024-07-04T10:00:00")
     examples = read_examples(data, dated, settings=settings)
-    job = DumpJob(tiny.llama(), CaptureSpec.parse("post.1"), examples, shard_tokens=1)
+    job = ModelStates(tiny.llama(), CaptureSpec.parse("post.1"), examples, shard_tokens=1)
     with pytest.raises(KeyboardInterrupt):
-        job.run(out, interrupting)
+        write_dump(job, out, interrupting)
     begun = Manifest.read(out)
     assert 0 < begun.sequences < len(TALKS)
     assert begun.data.clock == "2024-07-04T10:00:00"

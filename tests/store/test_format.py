@@ -19,15 +19,9 @@ from safetensors.torch import load_file
 from capture_hooks import CaptureSpec
 from capture_hooks.capture.fingerprint import TargetFingerprint
 from capture_hooks.errors import StoreError
-from capture_hooks.store import (
-    Dump,
-    DumpWriter,
-    Engine,
-    Manifest,
-    Provenance,
-    StoredSequence,
-    plan_shards,
-)
+from capture_hooks.store import Dump, Manifest, StoredSequence
+from capture_hooks.store.dump import DumpWriter, plan_shards
+from capture_hooks.store.manifest import Engine, Provenance
 
 HIDDEN = 8
 PRINT = TargetFingerprint(

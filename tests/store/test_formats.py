@@ -18,7 +18,7 @@ from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump, describ
 from capture_hooks.interop.dumps.contract import Facts, Plan, Rows
 from capture_hooks.interop.dumps.convert import same_losses
 from capture_hooks.plugins import registry
-from capture_hooks.store import Dump, Example, Examples, write_dump
+from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
 
 HIDDEN, LAYERS, VOCAB = 8, 6, 50
 #: Formats that can hold each norm state.
@@ -404,7 +404,7 @@ def test_a_converted_dump_is_the_dump_it_came_from_but_for_greedy_tokens(tmp_pat
             for n in (9, 4, 12)
         ),
     )
-    write_dump(model, points(3), examples, tmp_path / "made")
+    write_dump(ModelStates(model, points(3), examples), tmp_path / "made")
     convert_dump(tmp_path / "made", tmp_path / "modelopt", to="modelopt")
     declared = stated("modelopt", "normed", target)
     convert_dump(tmp_path / "modelopt", tmp_path / "back", to="capture-hooks", declared=declared)

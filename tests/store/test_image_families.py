@@ -7,7 +7,7 @@ import transformers
 from capture_hooks.capture import find_anatomy
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store.data.images import Vision, image_source
-from capture_hooks.store.forward import Target
+from capture_hooks.target.states import BatchForward
 from capture_hooks.testing import tiny, tiny_vision
 from capture_hooks.testing.tiny_families import FAMILIES, HIDDEN
 
@@ -130,7 +130,7 @@ def test_states_are_those_of_a_plain_forward(made, tmp_path):
     assert {seen.ids[at] for at in seen.of_images} >= {260}
 
     anatomy = find_anatomy(model)
-    target = Target(model, CaptureSpec.parse("post.1, post.4"), anatomy)
+    target = BatchForward(model, CaptureSpec.parse("post.1, post.4"), anatomy)
     with target.session:
         captured = target.capture_images(seen.media.inputs())
     found = {}

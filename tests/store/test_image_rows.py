@@ -9,8 +9,8 @@ import torch
 
 from capture_hooks.errors import DataError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import DumpJob, Example, Examples, read_examples
-from capture_hooks.store.checks import check_text_alone
+from capture_hooks.store import Example, Examples, ModelStates, read_examples
+from capture_hooks.store.data.examples import check_text_alone
 from capture_hooks.testing import tiny, tiny_vision
 
 pytest.importorskip("PIL", reason="images need pillow")
@@ -203,14 +203,14 @@ def test_an_image_at_the_very_beginning(folder):
     file.write_text(json.dumps(asked({"type": "image", "image": "a b.png"}, ASKED)))
     made = read_examples(file, processor.tokenizer, processor=lambda: processor)
     assert made[0].token_ids[0] == 260
-    DumpJob(tiny.model("llava"), CaptureSpec.parse("post.1"), made)
+    ModelStates(tiny.model("llava"), CaptureSpec.parse("post.1"), made)
 
 
 def test_tokens_of_an_image_that_is_not_there(folder):
     ids = torch.tensor([5, 260, 7, 8])
     data = Examples("ids", (Example(ids, torch.ones(4, dtype=torch.bool), "ids:1"),))
     with pytest.raises(DataError, match="ids:1: token 260 stands for an image"):
-        DumpJob(tiny.model("llava"), CaptureSpec.parse("post.1"), data)
+        ModelStates(tiny.model("llava"), CaptureSpec.parse("post.1"), data)
 
 
 def test_engines_that_are_sent_token_ids_alone(folder):

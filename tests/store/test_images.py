@@ -7,7 +7,7 @@ import torch
 
 from capture_hooks.errors import DataError, StoreError
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, read_examples, write_dump
+from capture_hooks.store import Dump, ModelStates, read_examples, write_dump
 from capture_hooks.testing import tiny, tiny_vision
 
 pytest.importorskip("PIL", reason="images need pillow")
@@ -112,7 +112,7 @@ def test_ids_are_the_processors_and_images_are_never_learnt(family, pictures):
 def test_a_dump_holds_the_states_of_a_plain_forward(family, pictures, tmp_path, batch_tokens):
     model = tiny.model(family)
     data = examples_of(family, pictures)
-    write_dump(model, SPEC, data, tmp_path / "dump", batch_tokens=batch_tokens, shard_tokens=60)
+    write_dump(ModelStates(model, SPEC, data, batch_tokens=batch_tokens, shard_tokens=60), tmp_path / "dump")
     dump = Dump.open(tmp_path / "dump")
     assert len(dump) == len(data)
     image_rows = 0
@@ -140,30 +140,30 @@ def test_a_dump_holds_the_states_of_a_plain_forward(family, pictures, tmp_path, 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_a_dump_leaves_no_positions_behind_in_the_model(family, pictures, tmp_path):
     model = tiny.model(family)
-    write_dump(model, SPEC, examples_of(family, pictures), tmp_path / "dump")
+    write_dump(ModelStates(model, SPEC, examples_of(family, pictures)), tmp_path / "dump")
     assert model.model.rope_deltas is None
 
 
 def test_a_dump_of_other_images_is_not_continued(pictures, tmp_path):
     model = tiny.model("llava")
-    write_dump(model, SPEC, examples_of("llava", pictures), tmp_path / "dump")
+    write_dump(ModelStates(model, SPEC, examples_of("llava", pictures)), tmp_path / "dump")
     manifest = json.loads((tmp_path / "dump" / "manifest.json").read_text())
     tiny_vision.picture(9, 20, 28).save(pictures[0])
     with pytest.raises(StoreError, match="data: "):
-        write_dump(model, SPEC, examples_of("llava", pictures), tmp_path / "dump")
+        write_dump(ModelStates(model, SPEC, examples_of("llava", pictures)), tmp_path / "dump")
     assert json.loads((tmp_path / "dump" / "manifest.json").read_text()) == manifest
 
 
 def test_a_dump_of_other_pixels_of_the_same_images_is_not_continued(pictures, tmp_path):
     model, data = tiny.model("llava"), examples_of("llava", pictures)
-    write_dump(model, SPEC, data, tmp_path / "dump")
+    write_dump(ModelStates(model, SPEC, data), tmp_path / "dump")
     processor = tiny_vision.processor("llava")
     processor.image_processor.image_mean = [0.5, 0.5, 0.5]
     file = pictures[0].with_name("data.jsonl")
     other = read_examples(file, processor.tokenizer, processor=lambda: processor)
     assert [made.token_ids.tolist() for made in other] == [made.token_ids.tolist() for made in data]
     with pytest.raises(StoreError, match="data: "):
-        write_dump(model, SPEC, other, tmp_path / "dump")
+        write_dump(ModelStates(model, SPEC, other), tmp_path / "dump")
 
 
 def test_an_image_that_changes_while_the_dump_runs_is_refused(pictures, tmp_path):
@@ -172,4 +172,4 @@ def test_an_image_that_changes_while_the_dump_runs_is_refused(pictures, tmp_path
     with pytest.raises(
         DataError, match=r"data\.jsonl:1: the image .*0\.png has changed since the data was read"
     ):
-        write_dump(tiny.model("llava"), SPEC, data, tmp_path / "dump")
+        write_dump(ModelStates(tiny.model("llava"), SPEC, data), tmp_path / "dump")

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from capture_hooks import CaptureSpec
 from capture_hooks.errors import BindError, DataError, SpecError, StoreError
-from capture_hooks.store import Dump, DumpJob, Example, Examples, write_dump
-from capture_hooks.store.batches import plan_batches
+from capture_hooks.store import Dump, Example, Examples, ModelStates, estimate, write_dump
+from capture_hooks.store.model import plan_batches
 from capture_hooks.testing import tiny
 
 SPEC = CaptureSpec.parse("post.0, embed, post.3")
@@ -58,13 +58,10 @@ def test_every_row_equals_the_sequence_run_alone(tmp_path_factory, lengths, shar
     try:
         directory = tmp_path_factory.mktemp("dump") / "d"
         manifest = write_dump(
-            model,
-            SPEC,
-            examples,
+            ModelStates(
+                model, SPEC, examples, dtype="float32", shard_tokens=shard_tokens, batch_tokens=batch_tokens
+            ),
             directory,
-            dtype="float32",
-            shard_tokens=shard_tokens,
-            batch_tokens=batch_tokens,
         )
         dump = Dump.open(directory, SPEC, verify=True)
         assert len(dump) == len(lengths) == manifest.sequences
@@ -99,7 +96,7 @@ def test_families_with_their_own_output_layers(tmp_path, family):
         pytest.skip(f"no tiny {family}")
     model = tiny.model(family)
     examples = make_examples([9, 4], vocab=model.config.vocab_size)
-    write_dump(model, CaptureSpec.parse("post.1, post.0"), examples, tmp_path / "d")
+    write_dump(ModelStates(model, CaptureSpec.parse("post.1, post.0"), examples), tmp_path / "d")
     for stored, example in zip(Dump.open(tmp_path / "d"), examples, strict=True):
         with torch.inference_mode():
             read = model(example.token_ids[None], output_hidden_states=True)
@@ -130,7 +127,7 @@ def test_models_whose_readout_lies_outside_the_decoder(tmp_path, family, setting
         model = AutoModelForCausalLM.from_config(config).eval()
         tiny.randomise(model)
     examples = make_examples([9, 4, 17])
-    write_dump(model, CaptureSpec.parse("post.1, post.0 -> post.2"), examples, tmp_path / "d")
+    write_dump(ModelStates(model, CaptureSpec.parse("post.1, post.0 -> post.2"), examples), tmp_path / "d")
     for stored, example in zip(Dump.open(tmp_path / "d"), examples, strict=True):
         with torch.inference_mode():
             read = model(example.token_ids[None], output_hidden_states=True, use_cache=False)
@@ -142,7 +139,7 @@ def test_models_whose_readout_lies_outside_the_decoder(tmp_path, family, setting
 def test_a_target_other_than_the_final_norm(tmp_path):
     examples = make_examples([9, 4])
     spec = CaptureSpec.parse("post.0, post.-1 -> post.-1")
-    manifest = write_dump(MODEL, spec, examples, tmp_path / "d")
+    manifest = write_dump(ModelStates(MODEL, spec, examples), tmp_path / "d")
     assert manifest.target_input == 1
     assert not manifest.target_normed
     stored = Dump.open(tmp_path / "d")[0]
@@ -152,7 +149,7 @@ def test_a_target_other_than_the_final_norm(tmp_path):
 
 def test_module_points_may_differ_in_width(tmp_path):
     spec = CaptureSpec.parse("post.0, out:model.layers.1.mlp.up_proj, in:lm_head")
-    manifest = write_dump(MODEL, spec, make_examples([9, 4]), tmp_path / "d")
+    manifest = write_dump(ModelStates(MODEL, spec, make_examples([9, 4])), tmp_path / "d")
     hidden, wide = MODEL.config.hidden_size, MODEL.config.intermediate_size
     assert manifest.widths == (hidden, wide, hidden)
     stored = Dump.open(tmp_path / "d")[1]
@@ -163,8 +160,8 @@ def test_module_points_may_differ_in_width(tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrower_dtype_is_the_float32_dump_rounded(tmp_path, dtype):
     examples = make_examples([9, 4, 13])
-    write_dump(MODEL, SPEC, examples, tmp_path / "wide")
-    write_dump(MODEL, SPEC, examples, tmp_path / "narrow", dtype=dtype)
+    write_dump(ModelStates(MODEL, SPEC, examples), tmp_path / "wide")
+    write_dump(ModelStates(MODEL, SPEC, examples, dtype=dtype), tmp_path / "narrow")
     for wide, narrow in zip(Dump.open(tmp_path / "wide"), Dump.open(tmp_path / "narrow"), strict=True):
         assert torch.equal(wide.states.to(getattr(torch, dtype)), narrow.states)
         assert torch.equal(wide.argmax, narrow.argmax)
@@ -172,7 +169,7 @@ def test_a_narrower_dtype_is_the_float32_dump_rounded(tmp_path, dtype):
 
 def test_the_model_is_left_as_it_was(tmp_path):
     model = tiny.llama()
-    write_dump(model, SPEC, make_examples([5]), tmp_path / "d")
+    write_dump(ModelStates(model, SPEC, make_examples([5])), tmp_path / "d")
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
@@ -191,7 +188,7 @@ def test_a_state_that_is_no_number_names_point_conversation_and_position(tmp_pat
     examples = make_examples([5, 6, 7], vocab=6)
     examples[1].token_ids[3] = 7
     with pytest.raises(StoreError) as caught:
-        write_dump(poisoned(value), SPEC, examples, tmp_path / "d", shard_tokens=12)
+        write_dump(ModelStates(poisoned(value), SPEC, examples, shard_tokens=12), tmp_path / "d")
     message = str(caught.value)
     assert "in conversation 1 (here:1) at position 3, column" in message
     assert message.startswith(f"embed is {word} in float32")
@@ -204,62 +201,62 @@ def test_float16_overflow_is_an_error_and_not_infinity(tmp_path):
     model = poisoned(1e6)
     spec = CaptureSpec.parse("embed, post.0")
     with pytest.raises(StoreError, match=r"embed is inf in float16 in conversation 1 .*position 2.*65504"):
-        write_dump(model, spec, examples, tmp_path / "d", dtype="float16")
-    write_dump(model, spec, examples, tmp_path / "e", dtype="bfloat16")
+        write_dump(ModelStates(model, spec, examples, dtype="float16"), tmp_path / "d")
+    write_dump(ModelStates(model, spec, examples, dtype="bfloat16"), tmp_path / "e")
     assert torch.isfinite(Dump.open(tmp_path / "e")[1].states).all()
 
 
 def test_requests_that_do_not_fit_the_model(tmp_path):
     with pytest.raises(SpecError, match="outside a model of 6 layers"):
-        DumpJob(MODEL, CaptureSpec.parse("post.6"), make_examples([4]))
+        ModelStates(MODEL, CaptureSpec.parse("post.6"), make_examples([4]))
     with pytest.raises(BindError, match=r"no module 'model.layers.9'"):
-        DumpJob(MODEL, CaptureSpec.parse("out:model.layers.9"), make_examples([4]))
+        ModelStates(MODEL, CaptureSpec.parse("out:model.layers.9"), make_examples([4]))
     with pytest.raises(DataError, match=r"here:0: token ids from .* do not fit the model's vocabulary"):
-        DumpJob(MODEL, SPEC, make_examples([4], vocab=10_000))
+        ModelStates(MODEL, SPEC, make_examples([4], vocab=10_000))
     long = MODEL.config.max_position_embeddings + 1
     with pytest.raises(
         DataError, match=rf"here:1: {long} tokens, but the model's context ends at {long - 1}"
     ):
-        DumpJob(MODEL, SPEC, make_examples([4, long]))
+        ModelStates(MODEL, SPEC, make_examples([4, long]))
     with pytest.raises(StoreError, match="states cannot be stored as int8"):
-        DumpJob(MODEL, SPEC, make_examples([4]), dtype="int8")
+        ModelStates(MODEL, SPEC, make_examples([4]), dtype="int8")
     with pytest.raises(StoreError, match=r"training mode"):
-        DumpJob(tiny.llama().train(), SPEC, make_examples([4]))
+        ModelStates(tiny.llama().train(), SPEC, make_examples([4]))
 
 
 def test_a_model_that_does_not_run_is_named():
     """transformers' Mamba multiplies float32 by bfloat16 on a CPU."""
     model = tiny.model("mamba").to(torch.bfloat16)
     with pytest.raises(StoreError, match=r"MambaForCausalLM cannot read \d+ tokens on cpu: RuntimeError"):
-        DumpJob(model, CaptureSpec.parse("post.1"), make_examples([5]))
+        ModelStates(model, CaptureSpec.parse("post.1"), make_examples([5]))
 
 
 def test_another_request_for_the_directory_is_refused(tmp_path):
     examples = make_examples([5, 6])
-    write_dump(MODEL, SPEC, examples, tmp_path / "d")
+    write_dump(ModelStates(MODEL, SPEC, examples), tmp_path / "d")
     for match, job in {
-        "spec: 'post.0, embed, post.3' here, 'post.0, embed, post.2' there": DumpJob(
+        "spec: 'post.0, embed, post.3' here, 'post.0, embed, post.2' there": ModelStates(
             MODEL, CaptureSpec.parse("post.0, embed, post.2"), examples
         ),
-        "target model: the weights differ": DumpJob(tiny.llama(seed=1), SPEC, examples),
-        "data: made up": DumpJob(MODEL, SPEC, make_examples([5, 6], seed=1)),
-        "dtype: float32 here, bfloat16 there": DumpJob(MODEL, SPEC, examples, dtype="bfloat16"),
+        "target model: the weights differ": ModelStates(tiny.llama(seed=1), SPEC, examples),
+        "data: made up": ModelStates(MODEL, SPEC, make_examples([5, 6], seed=1)),
+        "dtype: float32 here, bfloat16 there": ModelStates(MODEL, SPEC, examples, dtype="bfloat16"),
     }.items():
         with pytest.raises(StoreError, match=match):
-            job.run(tmp_path / "d")
+            write_dump(job, tmp_path / "d")
 
 
 def test_an_estimate_counts_what_is_left(tmp_path):
     examples = make_examples([5, 6, 7])
-    job = DumpJob(MODEL, SPEC, examples, shard_tokens=7)
-    before = job.estimate(tmp_path / "new" / "d")
+    job = ModelStates(MODEL, SPEC, examples, shard_tokens=7)
+    before = estimate(job, tmp_path / "new" / "d")
     assert (before.sequences, before.tokens, before.tokens_left) == (3, 18, 18)
     assert before.seconds > 0
     assert not (tmp_path / "new").exists()
-    job.run(tmp_path / "d")
+    write_dump(job, tmp_path / "d")
     written = sum(path.stat().st_size for path in (tmp_path / "d").glob("*.safetensors"))
     assert 0 <= written - before.bytes < 3 * 1024  # the headers
-    assert job.estimate(tmp_path / "d").bytes_left == 0
+    assert estimate(job, tmp_path / "d").bytes_left == 0
 
 
 KILLED = """
@@ -267,10 +264,10 @@ import sys
 sys.path.insert(0, sys.argv[2])
 import test_job
 test_job.torch.set_num_threads(1)
-test_job.write_dump(
-    test_job.MODEL, test_job.SPEC, test_job.make_examples(test_job.MANY), sys.argv[1],
-    shard_tokens=300, batch_tokens=200, on_progress=lambda tokens: print(tokens, flush=True),
+states = test_job.ModelStates(
+    test_job.MODEL, test_job.SPEC, test_job.make_examples(test_job.MANY), shard_tokens=300, batch_tokens=200
 )
+test_job.write_dump(states, sys.argv[1], lambda tokens: print(tokens, flush=True))
 """
 MANY = range(1, 140)
 
@@ -295,7 +292,7 @@ def test_killed_at_any_moment_and_resumed_it_is_byte_for_byte_the_same(tmp_path)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        write_dump(MODEL, SPEC, examples, tmp_path / "whole", **arguments)
+        write_dump(ModelStates(MODEL, SPEC, examples, **arguments), tmp_path / "whole")
         chance, sizes = random.Random(0), []
         for _ in range(2):
             assert killed(tmp_path / "killed", chance.randint(1, 15), chance.uniform(0.0, 0.01))
@@ -305,7 +302,7 @@ def test_killed_at_any_moment_and_resumed_it_is_byte_for_byte_the_same(tmp_path)
             for stored, example in zip(dump, examples, strict=False):
                 assert torch.equal(stored.token_ids, example.token_ids)
         assert sizes == sorted(sizes)
-        write_dump(MODEL, SPEC, examples, tmp_path / "killed", **arguments)
+        write_dump(ModelStates(MODEL, SPEC, examples, **arguments), tmp_path / "killed")
     finally:
         torch.set_num_threads(threads)
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())

@@ -10,7 +10,7 @@ import torch
 from capture_hooks.errors import TrainingError
 from capture_hooks.heads import load_head
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, Examples, write_dump
+from capture_hooks.store import Dump, Examples, ModelStates, write_dump
 from capture_hooks.testing import tiny, tiny_vision
 from capture_hooks.training import TrainConfig, run_directory, train
 from capture_hooks.training.build import prepare
@@ -55,7 +55,7 @@ def losses(out):
 @pytest.mark.parametrize("family", made.FAMILIES)
 def test_online_is_the_same_training_as_from_a_dump(family, pictures, tmp_path):
     model, data = tiny.model(family), examples(family, pictures)
-    write_dump(model, CaptureSpec.parse(SPEC), data, tmp_path / "dump")
+    write_dump(ModelStates(model, CaptureSpec.parse(SPEC), data), tmp_path / "dump")
     train(model, Dump.open(tmp_path / "dump"), config(), out=tmp_path / "offline")
     train(model, data, config(), out=tmp_path / "online")
     offline, online = losses(tmp_path / "offline"), losses(tmp_path / "online")

@@ -10,7 +10,7 @@ from capture_hooks.heads.contract import TrainBatch
 from capture_hooks.interop.heads import FORMATS, Target, convert_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, Example, Examples, write_dump
+from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
 from capture_hooks.testing import tiny
 from capture_hooks.training import TrainConfig, build, train
 from capture_hooks.training.data import pack
@@ -37,7 +37,7 @@ def examples():
 @pytest.fixture(scope="module")
 def dump(target, examples, tmp_path_factory):
     place = tmp_path_factory.mktemp("dumps") / "dump"
-    write_dump(target, SHUFFLED, examples, place)
+    write_dump(ModelStates(target, SHUFFLED, examples), place)
     return Dump.open(place)
 
 
@@ -107,7 +107,7 @@ def test_its_first_loss_is_the_heads_own(target, dump, examples, published, layo
 def test_the_dump_says_which_point_is_learnt(target, examples, dump, published, layout, tmp_path):
     """speculators and ModelOpt dump the last state before the final norm; the readout norms it."""
     unnormed = CaptureSpec(SHUFFLED.inputs, CaptureSpec.parse("embed -> post.7").target)
-    write_dump(target, unnormed, examples, tmp_path / "dump")
+    write_dump(ModelStates(target, unnormed, examples), tmp_path / "dump")
     setups = [
         prepare(target, data, config(published, layout)) for data in (dump, Dump.open(tmp_path / "dump"))
     ]
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_named(target, dump, examples, published, tmp_path)
     with pytest.raises(HeadError, match=r"mean post\.1, post\.3, post\.5, and the spec given is"):
         prepare(target, examples, config(published, "eagle", spec="post.1, post.2, post.5"))
     other = tmp_path / "other"
-    write_dump(target, CaptureSpec.parse("post.1, post.2, post.5"), examples, other)
+    write_dump(ModelStates(target, CaptureSpec.parse("post.1, post.2, post.5"), examples), other)
     with pytest.raises(HeadError, match="these are other states"):
         prepare(target, Dump.open(other), config(published, "speculators"))
     with pytest.raises(HeadError, match=r"unknown settings \['norm_output'\]"):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from capture_hooks import CaptureSpec
 from capture_hooks.capture import LengthRule, find_anatomy
 from capture_hooks.errors import DataError
-from capture_hooks.store import Dump, Example, Examples, write_dump
-from capture_hooks.store.batches import plan_batches
+from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
+from capture_hooks.store.model import plan_batches
 from capture_hooks.testing import tiny
 from capture_hooks.training.online import LiveCapture, grouped
 
@@ -55,7 +55,7 @@ def test_a_row_dumped_or_captured_live_is_the_row_of_its_sequence_alone(
     tokens = [torch.randint(3, 250, (length,), generator=draw) for length in lengths]
     examples = Examples("made", tuple(Example(ids, torch.ones(len(ids)).bool(), "made") for ids in tokens))
     directory = tmp_path_factory.mktemp("dump") / "d"
-    write_dump(MODELS[name], SPEC, examples, directory)
+    write_dump(ModelStates(MODELS[name], SPEC, examples), directory)
     live = LiveCapture(MODELS[name], SPEC, find_anatomy(MODELS[name]))(
         {
             "token_ids": torch.cat(tokens),
@@ -118,7 +118,7 @@ def test_a_dynamic_rope_is_read_up_to_its_stretched_context(tmp_path):
     for length, fits in ((longest, True), (longest + 1, False)):
         example = Example(torch.full((length,), 5), torch.ones(length).bool(), "here")
         if fits:
-            write_dump(model, SPEC, Examples("made", (example,)), tmp_path / "d")
+            write_dump(ModelStates(model, SPEC, Examples("made", (example,))), tmp_path / "d")
             continue
         with pytest.raises(DataError, match=f"the model's context ends at {longest}"):
-            write_dump(model, SPEC, Examples("made", (example,)), tmp_path / "e")
+            write_dump(ModelStates(model, SPEC, Examples("made", (example,))), tmp_path / "e")

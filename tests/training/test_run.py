@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from capture_hooks.errors import CaptureHooksError, DataError, HeadError, StoreError, TrainingError
 from capture_hooks.heads import load_head
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, write_dump
+from capture_hooks.store import Dump, ModelStates, write_dump
 from capture_hooks.training import TrainConfig, TrainingInterrupted, run_directory, train
 from capture_hooks.training.build import prepare
 
@@ -34,7 +34,7 @@ def target():
 @pytest.fixture(scope="module")
 def dump(target, tmp_path_factory):
     directory = tmp_path_factory.mktemp("dumps") / "dump"
-    write_dump(target, CaptureSpec.parse(work.SPEC), work.examples(), directory)
+    write_dump(ModelStates(target, CaptureSpec.parse(work.SPEC), work.examples()), directory)
     return Dump.open(directory)
 
 

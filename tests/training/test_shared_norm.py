@@ -8,7 +8,7 @@ from capture_hooks.decoding import SpeculativeDecoder
 from capture_hooks.errors import CaptureError
 from capture_hooks.heads import load_head
 from capture_hooks.spec import CaptureSpec
-from capture_hooks.store import Dump, Example, Examples, write_dump
+from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
 from capture_hooks.testing import tiny
 from capture_hooks.training import TrainConfig, train
 
@@ -79,7 +79,7 @@ def test_a_head_is_trained_and_drafts(tmp_path, model, online):
     examples = Examples("random", tuple(Example(ids, torch.arange(12) >= 3, "an example") for ids in rows))
     data = examples
     if not online:
-        write_dump(model, CaptureSpec.parse(SPEC), examples, tmp_path / "dump")
+        write_dump(ModelStates(model, CaptureSpec.parse(SPEC), examples), tmp_path / "dump")
         data = Dump.open(tmp_path / "dump")
     config = TrainConfig(spec=SPEC, steps=3, evaluations=0, save_minutes=1000)
     train(model, data, config, out=tmp_path / "head")

@@ -18,7 +18,7 @@ from ...conventions import BUILTIN, Conventions
 from ...errors import CaptureHooksError, StoreError
 from ...spec import CaptureSpec, Point
 from ...store.data import read_examples
-from ...store.stream import view
+from ...store.shard import view
 from ...target import final_norm_of, hollow_anatomy
 from .contract import DumpFormat, Facts, NormState, Plan, Rows, Source
 from .describe import FORMATS, recognised

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from ...errors import StoreError
 from ...io import LOCK, UNFINISHED, check_regular, locked, put_in_place, refused
-from ...store.shard import DTYPES
-from ...store.stream import WRITE_BYTES
+from ...store.shard import DTYPES, WRITE_BYTES
 from .contract import Facts, Rows
 
 

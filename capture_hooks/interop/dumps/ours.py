@@ -10,12 +10,9 @@ from torch import Tensor
 
 from ..._version import __version__
 from ...errors import StoreError
-from ...store.batches import plan_shards
-from ...store.dump import Dump
+from ...store.dump import Dump, DumpWriter, plan_shards
 from ...store.manifest import MANIFEST, Engine, Manifest, Provenance
-from ...store.shard import StoredSequence
-from ...store.stream import NotFiniteError
-from ...store.writer import DumpWriter
+from ...store.shard import NotFiniteError, StoredSequence
 from ...store.writing import stored_dtype, with_shards_of
 from ...target import checkpoint_fingerprint, hollow_anatomy
 from .contract import Facts, Meaning, NormState, Plan, Rows, Source

@@ -17,7 +17,7 @@ from typing import Final
 
 from ...errors import StoreError
 from ...store.manifest import MANIFEST
-from ...store.stream import TensorStream, write_columns
+from ...store.shard import TensorStream, write_columns
 from .contract import Facts, Meaning, Plan, Rows, Source
 from .files import FileSource, numbered, read_tensors, saved, states, tensor_names, token_ids
 

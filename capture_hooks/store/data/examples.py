@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...errors import DataError
+from ...target.states import placeholder_tokens
 from ..manifest import Provenance
 from .encoding import Encoded, RowEncoder, Turns
 from .images import ImageSettings, Media
@@ -45,6 +46,11 @@ class Example:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def last_learnt(self) -> int:
+        """The last position whose token is learnt."""
+        return int(self.loss_mask.nonzero()[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,3 +253,53 @@ def _why_empty(skipped: int, max_length: int | None, bad: BadRowCounter) -> str:
         count = sum(one.count for one in found)
         return f"none of its {count:,} rows can be used{listed}; the first: {bad.first}"
     return "it holds no record"
+
+
+def check_examples(examples: Sequence[Example], vocab_size: int, context: int | None) -> None:
+    """Whether a model can read the data.
+
+    Raises:
+        DataError: a sequence longer than its context, or a token outside its vocabulary.
+    """
+    for example in examples:
+        if context is not None and len(example) > context:
+            raise DataError(
+                f"{example.source}: {len(example)} tokens, but the model's context ends at {context}; "
+                "truncate or skip such sequences (--too-long)"
+            )
+        least, most = int(example.token_ids.min()), int(example.token_ids.max())
+        if least < 0 or most >= vocab_size:
+            raise DataError(
+                f"{example.source}: token ids from {least} to {most} do not fit the model's vocabulary of "
+                f"{vocab_size}; the data was made for another model or tokenizer"
+            )
+
+
+def check_placeholders(examples: Sequence[Example], model: nn.Module) -> None:
+    """Whether no token stands for an image (or video, or sound) that is not there.
+
+    Raises:
+        DataError: one does; the model would read it as a word.
+    """
+    standing = torch.tensor(sorted(placeholder_tokens(model)), dtype=torch.int64)
+    for example in examples if len(standing) else ():
+        found = example.token_ids[torch.isin(example.token_ids, standing)]
+        if example.media is None and len(found):
+            raise DataError(
+                f"{example.source}: token {int(found[0])} stands for an image, video or sound, and there is "
+                "none; images are parts of a message ({'type': 'image', ...}), token ids cannot hold them"
+            )
+
+
+def check_text_alone(examples: Sequence[Example], what: str) -> None:
+    """Whether no sequence has images, which ``what`` would not be sent.
+
+    Raises:
+        DataError: some have; names the first.
+    """
+    seen = [example for example in examples if example.media is not None]
+    if seen:
+        raise DataError(
+            f"{seen[0].source}: {len(seen)} of {len(examples)} sequences have images, which are not sent to "
+            f"{what}; run the target in this process (--engine embedded)"
+        )

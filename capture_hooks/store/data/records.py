@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from ...errors import DataError
-from ...foreign import told
+from ...foreign import json_fault, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +177,8 @@ def decoded(place: str, text: str, what: str = "") -> Any:
     where = f"{what} is " if what else ""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        at = f"line {error.lineno} column {error.colno}" if error.lineno > 1 else f"column {error.colno}"
-        detail = f"{where}malformed JSON: {error.msg} at {at}"
-    except (RecursionError, ValueError) as error:  # nested too deep; an integer of thousands of digits
-        detail = f"{where}JSON that cannot be read: {told(error)}"
-    raise RowError(place, f"{where}malformed JSON", detail)
+    except (RecursionError, ValueError) as error:
+        raise RowError(place, f"{where}malformed JSON", f"{where}{json_fault(error)}") from None
 
 
 def _mapping(place: str, value: Any) -> Row | RowError:
@@ -220,7 +216,8 @@ def _directory(path: Path, split: str | None) -> Iterator[Row]:
     try:
         loaded = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
     except Exception as error:  # whatever a damaged folder makes pyarrow or datasets raise
-        raise DataError(f"{path}: damaged `datasets` directory: {told(error)}") from error
+        what = "damaged `datasets` directory" if saved else "a directory without a data set in it"
+        raise DataError(f"{path}: {what}: {told(error)}{'' if saved else f'; data is {FORMS}'}") from error
     yield from _of_split(str(path), loaded, split)
 
 

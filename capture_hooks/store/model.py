@@ -1,11 +1,14 @@
-"""Dumping: a model, a spec and examples in; a directory of shards out."""
+"""The states of a model in this process, as a dump's source.
+
+Which sequences share a forward pass depends on the lengths, the limits and the model's rule alone, never on
+where a run was interrupted: a resumed run makes the same batches, so the same bits.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,20 +17,19 @@ from ..capture import find_anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..spec import CaptureSpec
 from ..target import context_length
-from .batches import plan_batches
-from .checks import check_examples, check_placeholders
+from ..target.states import BatchForward, Captured
 from .data import Examples
-from .forward import Captured, Target
+from .data.examples import check_examples, check_placeholders
 from .manifest import Engine, Manifest
 from .shard import ShardTensors
-from .writing import Writing, stored_dtype, with_shards_of
+from .writing import stored_dtype, with_shards_of
 
 BATCH_TOKENS = 4096
 PROBE_TOKENS = 256
 
 
-class DumpJob(Writing):
-    """A dump that has been checked and can be run; see `write_dump` for the whole in one call.
+class ModelStates:
+    """The states of a model in this process over a data set, checked: a `StateSource` for `write_dump`.
 
     Args:
         model: the target, in eval mode, on its device.
@@ -55,87 +57,111 @@ class DumpJob(Writing):
         batch_tokens: int = BATCH_TOKENS,
     ) -> None:
         anatomy = find_anatomy(model)
-        self._target = Target(model, spec, anatomy)
+        self._forward = BatchForward(model, spec, anatomy)
         self._lengths = [len(example) for example in examples]
         self._batch_tokens = batch_tokens
         check_examples(examples, anatomy.vocab_size, context_length(anatomy.model))
         check_placeholders(examples, anatomy.model)
         fingerprint = TargetFingerprint.of(anatomy)
         stored = stored_dtype(fingerprint.dtype if dtype is None else dtype)
-        widths, target_width = self._target.check(examples[0].token_ids)
+        widths, target_width = self._forward.check(examples[0].token_ids)
         if (seen := next((example for example in examples if example.media is not None), None)) is not None:
-            self._target.check_images(seen)
+            assert seen.media is not None
+            self._forward.check_images(seen.media.inputs(), seen.token_ids, seen.last_learnt)
         manifest = Manifest(
-            spec=self._target.spec,
+            spec=self._forward.spec,
             split_boundaries=tuple(sorted(anatomy.split_boundaries)),
             widths=widths,
             target_width=target_width,
-            target_input=self._target.target_input,
-            target_normed=self._target.target_normed,
+            target_input=self._forward.target_input,
+            target_normed=self._forward.target_normed,
             fingerprint=fingerprint,
             dtype=stored,
-            engine=_engine(anatomy.model, self._target.device),
+            engine=_engine(anatomy.model, self._forward.device),
             data=examples.provenance(),
             shard_tokens=1,
             batch_tokens=batch_tokens,
         )
-        super().__init__(with_shards_of(manifest, shard_tokens), examples)
+        self.manifest = with_shards_of(manifest, shard_tokens)
+        self.examples = examples
 
-    def _open(self) -> AbstractContextManager[object]:
-        return self._target.session
+    def opened(self) -> AbstractContextManager[object]:
+        """The capture session."""
+        return self._forward.session
 
-    def _fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
+    def fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
         """Capture one shard; yields the tokens of each batch."""
         starts = dict(zip(shard, tensors.starts.tolist(), strict=False))
         waiting: tuple[list[int], Captured] | None = None
-        text = [i for i in shard if self._examples[i].media is None]
-        alone = [[i] for i in shard if self._examples[i].media is not None]
-        alike = self._target.anatomy.lengths.alike
+        text = [i for i in shard if self.examples[i].media is None]
+        alone = [[i] for i in shard if self.examples[i].media is not None]
+        alike = self._forward.anatomy.lengths.alike
         for batch in plan_batches(self._lengths, text, self._batch_tokens, alike) + alone:
             captured = self._capture(batch)
             # One behind: an accelerator works on this batch while the last one is unpacked.
             if waiting is not None:
-                waiting[1].fill(tensors, [starts[i] for i in waiting[0]])
+                _put(waiting[1], tensors, [starts[i] for i in waiting[0]])
             waiting = batch, captured
             yield sum(captured.lengths)
         if waiting is not None:
-            waiting[1].fill(tensors, [starts[i] for i in waiting[0]])
+            _put(waiting[1], tensors, [starts[i] for i in waiting[0]])
 
     def _capture(self, batch: Sequence[int]) -> Captured:
-        media = self._examples[batch[0]].media
+        media = self.examples[batch[0]].media
         if media is not None:
-            return self._target.capture_images(media.inputs())
-        return self._target.capture([self._examples[i].token_ids for i in batch])
+            return self._forward.capture_images(media.inputs())
+        return self._forward.capture([self.examples[i].token_ids for i in batch])
 
-    def _seconds_per_token(self) -> float:
-        example = max(self._examples[:64], key=len)
+    def seconds_per_token(self) -> float:
+        """From a short trial."""
+        example = max(self.examples[:64], key=len)
         longest = example.token_ids[:PROBE_TOKENS]
         batch = [longest] * max(1, min(PROBE_TOKENS, self._batch_tokens) // len(longest))
-        with self._target.session:
-            self._target.capture([longest[:8]])
+        with self._forward.session:
+            self._forward.capture([longest[:8]])
             started = time.perf_counter()
             if example.media is not None:
-                captured = self._target.capture_images(example.media.inputs())
+                captured = self._forward.capture_images(example.media.inputs())
             else:
-                captured = self._target.capture(batch)
+                captured = self._forward.capture(batch)
             captured.wait()
             return (time.perf_counter() - started) / sum(captured.lengths)
 
 
-def write_dump(
-    model: nn.Module,
-    spec: CaptureSpec,
-    examples: Examples,
-    directory: str | Path,
-    *,
-    dtype: str | None = None,
-    shard_tokens: int | None = None,
-    batch_tokens: int = BATCH_TOKENS,
-    on_progress: Callable[[int], None] | None = None,
-) -> Manifest:
-    """Dump the states of ``spec`` over ``examples``, or finish such a dump; see `DumpJob`."""
-    job = DumpJob(model, spec, examples, dtype=dtype, shard_tokens=shard_tokens, batch_tokens=batch_tokens)
-    return job.run(directory, on_progress)
+def _put(captured: Captured, shard: ShardTensors, starts: Sequence[int]) -> None:
+    """Write each sequence's rows into ``shard`` from its start, cast to the shard's dtype."""
+    captured.wait()
+    at = 0
+    for row, (start, length) in enumerate(zip(starts, captured.lengths, strict=True)):
+        rows = slice(start, start + length)
+        shard.states[rows] = captured.states[row, :length]
+        if shard.target is not None:
+            assert captured.target is not None
+            shard.target[rows] = captured.target[row, :length]
+        assert shard.argmax is not None
+        shard.argmax[rows] = captured.argmax[at : at + length]
+        at += length
+
+
+def plan_batches(
+    lengths: Sequence[int],
+    shard: Iterable[int],
+    batch_tokens: int,
+    alike: Callable[[int, int], bool] = lambda one, other: True,
+) -> list[list[int]]:
+    """The sequences of one shard, longest first, in batches of at most ``batch_tokens`` with their padding.
+
+    Sequences of like length share a batch, so little is padded.  A sequence longer than ``batch_tokens``
+    has a batch to itself.  Sequences whose lengths are not ``alike`` (`LengthRule.alike`) never share one.
+    """
+    batches: list[list[int]] = []
+    for index in sorted(shard, key=lambda i: (-lengths[i], i)):
+        longest = lengths[batches[-1][0]] if batches else 0
+        if batches and (len(batches[-1]) + 1) * longest <= batch_tokens and alike(lengths[index], longest):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return batches
 
 
 def _engine(model: nn.Module, device: torch.device) -> Engine:

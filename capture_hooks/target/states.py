@@ -1,8 +1,10 @@
-"""One forward pass of the target over a padded batch: captured states, and the greedy next tokens.
+"""The states of given tokens: what every part that runs a target to look inside it shares.
 
-Sequences are padded on the right and no attention mask is passed: under causal attention nothing before a row
-sees the padding after it, and without a mask attention takes its fastest path and no value is looked at on
-the way, so an accelerator is never waited for.
+`states_of` gives the captured states of a few sequences.  `BatchForward` runs a data set through the target,
+batch by batch, for a dump: captured states and the greedy next tokens.  There sequences are padded on the
+right and no attention mask is passed: under causal attention nothing before a row sees the padding after it,
+and without a mask attention takes its fastest path and no value is looked at on the way, so an accelerator is
+never waited for.
 
 A sequence with images runs alone, with exactly what the target's processor gives: families differ in how
 they batch pixels, grids and sizes and in positions (M-RoPE); alone, nothing can be put together wrongly.
@@ -11,6 +13,7 @@ they batch pixels, grids and sizes and in positions (M-RoPE); alone, nothing can
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,26 +22,66 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..capture import CaptureSession, bind
+from ..capture import CaptureSession, States, bind
 from ..capture.anatomy import Anatomy
-from ..errors import ModelError, StoreError
+from ..errors import CaptureError, ModelError, StoreError
 from ..foreign import calling
 from ..spec import CaptureSpec
-from .checks import image_tokens
-from .data import Example
-from .shard import ShardTensors
 
 #: Rows whose logits over the full vocabulary exist at one time.
 LOGIT_ROWS = 512
-#: Tokens of the trial that `Target.check` makes.
+#: Tokens of the trial that `BatchForward.check` makes.
 TRIAL_TOKENS = 32
 #: How far two passes over a row may be apart: bfloat16 rounds to 1/256, and experts see other batches.
 _ROUNDING: Final = 0.02
+#: How configurations of transformers name such tokens: image_token_id, vision_start_token_id, ...
+_MEDIA_TOKEN: Final = re.compile(r"(image|video|vision|frame|audio|boi|eoi|boa|eoa)(_\w+)?_token_(id|index)$")
+_PLACEHOLDER: Final = re.compile(r"(image|video|audio)_token_(id|index)$")
+
+
+@torch.no_grad()
+def states_of(capture: CaptureSession, sequences: Sequence[Tensor], *, stop: bool = False) -> list[States]:
+    """The captured states of each sequence, from one forward in eval mode.
+
+    Args:
+        capture: bound to the target, and not entered.
+        sequences: token ids [T] each, of lengths that may share a forward (`LengthRule.alike`).
+        stop: end the forward once the last point is captured.
+
+    Raises:
+        CaptureError: the target cannot read them, or a state is NaN or infinite.
+    """
+    anatomy = capture.anatomy
+    device = next(anatomy.embedding.parameters()).device
+    ids = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(device)
+    arguments = {}
+    if len(sequences) > 1:
+        lengths = torch.tensor([len(one) for one in sequences], device=device)
+        arguments["attention_mask"] = (torch.arange(ids.shape[1], device=device) < lengths[:, None]).long()
+    anatomy.lengths.forget()
+    cannot = f"{type(anatomy.model).__name__} cannot read {ids.shape[1]} tokens on {device}"
+    with evaluating(capture.model), capture, calling(cannot, CaptureError):
+        capture.run(input_ids=ids, use_cache=False, stop=stop, **arguments)
+    found = capture.states
+    found.check_finite()
+    return [found] if len(sequences) == 1 else [found.sequence(i) for i in range(len(sequences))]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Dropout and the like off; every module's mode as before afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A batch of B sequences, T columns, on its way to the CPU; call `fill` to wait for it.
+    """A batch of B sequences, T columns, on its way to the CPU; `wait` before reading.
 
     Attributes:
         states: [B, T, C]; target: [B, T, H] or None where an input is the target; argmax: [n] for the n real
@@ -57,23 +100,9 @@ class Captured:
         for event in self.arrived:
             event.synchronize()
 
-    def fill(self, shard: ShardTensors, starts: Sequence[int]) -> None:
-        """Write each sequence's rows into ``shard`` from its start, cast to the shard's dtype."""
-        self.wait()
-        at = 0
-        for row, (start, length) in enumerate(zip(starts, self.lengths, strict=True)):
-            rows = slice(start, start + length)
-            shard.states[rows] = self.states[row, :length]
-            if shard.target is not None:
-                assert self.target is not None
-                shard.target[rows] = self.target[row, :length]
-            assert shard.argmax is not None
-            shard.argmax[rows] = self.argmax[at : at + length]
-            at += length
 
-
-class Target:
-    """A model bound to a spec, for dumping.
+class BatchForward:
+    """A model bound to a spec, whose states and greedy tokens a dump keeps.
 
     Raises:
         SpecError, BindError: the spec does not fit the model.
@@ -162,20 +191,23 @@ class Target:
         return widths, target_width
 
     @torch.inference_mode()
-    def check_images(self, example: Example) -> None:
-        """As `check`, for states of a sequence with images: they depend on no later token that is learnt.
+    def check_images(self, inputs: Mapping[str, Tensor], ids: Tensor, at: int) -> None:
+        """As `check`, for a sequence with images: no state before the learnt token at ``at`` depends on it.
+
+        Args:
+            inputs: what the target's processor gives (`Media.inputs`).
+            ids: the token ids [T] of the sequence.
+            at: the position.
 
         Raises:
-            ModelError: they do, as under PaliGemma's mask, which lets a whole prompt see itself.
+            ModelError: one does, as under PaliGemma's mask, which lets a whole prompt see itself.
         """
-        assert example.media is not None
-        inputs = example.media.inputs()
 
-        def run(ids: Tensor) -> Tensor:
-            return _rows(self.capture_images({**inputs, "input_ids": ids[None]}))
+        def run(tokens: Tensor) -> Tensor:
+            return _rows(self.capture_images({**inputs, "input_ids": tokens[None]}))
 
         with self._session:
-            check_causal(self._model, run, example.token_ids, last_learnt(example))
+            check_causal(self._model, run, ids, at)
 
     def _argmax(self, batch: Tensor, lengths: tuple[int, ...]) -> Tensor:
         """[n] greedy next token after each real row.  Scaling and soft-capping logits keep their order."""
@@ -232,9 +264,20 @@ def check_causal(model: nn.Module, run: Callable[[Tensor], Tensor], ids: Tensor,
         )
 
 
-def last_learnt(example: Example) -> int:
-    """The last position whose token is learnt."""
-    return int(example.loss_mask.nonzero()[-1])
+def image_tokens(model: nn.Module) -> frozenset[int]:
+    """Ids of the tokens that stand for images, video or sound, or surround them, by the configuration."""
+    return _tokens_named(model, _MEDIA_TOKEN)
+
+
+def placeholder_tokens(model: nn.Module) -> frozenset[int]:
+    """Ids of the tokens that stand for an image, a video or a sound, by the configuration."""
+    return _tokens_named(model, _PLACEHOLDER)
+
+
+def _tokens_named(model: nn.Module, names: re.Pattern[str]) -> frozenset[int]:
+    config: Any = getattr(model, "config", None)
+    fields: dict[str, Any] = config.to_dict() if hasattr(config, "to_dict") else {}
+    return frozenset(id_ for name, id_ in fields.items() if names.match(name) and type(id_) is int)
 
 
 def _rows(captured: Captured) -> Tensor:

@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.interop.explain import Asked, Known, explain_head
-from capture_hooks.interop.explain.checks import inputs
+from capture_hooks.interop.explain.checks.ids import check_inputs
 from capture_hooks.interop.explain.compare import state_of
 from capture_hooks.interop.explain.report import Row, Verdict
 from capture_hooks.interop.explain.subject import head_subject
@@ -239,7 +239,7 @@ def test_a_single_state_makes_sglang_skip_fc(raw_head, library, fed, columns, fa
     config = {"num_aux_hidden_states": columns // 8}
     head = raw_head(config=config, tensors={"fc.weight": torch.ones(8, columns)})
     subject = head_subject(head, LLAMA, Known())
-    found = [finding.check for finding in inputs.check(subject, [captures(library, *fed)])]
+    found = [finding.check for finding in check_inputs(subject, [captures(library, *fed)])]
     assert found == ([] if fault is None else [fault])
 
 
@@ -247,7 +247,7 @@ def test_an_fc_that_does_nothing_may_be_skipped(raw_head):
     subject = head_subject(
         raw_head(config={"num_aux_hidden_states": 1}, tensors={"fc.weight": torch.eye(8)}), LLAMA, Known()
     )
-    assert not list(inputs.check(subject, [captures("sglang", "post.5")]))
+    assert not list(check_inputs(subject, [captures("sglang", "post.5")]))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from capture_hooks.conventions import BUILTIN
 from capture_hooks.errors import CaptureHooksError, ConventionError, HeadError
 from capture_hooks.heads.engines import statements
 from capture_hooks.interop.explain import Asked, Known, Report, agrees, explain_head, explain_ids
-from capture_hooks.interop.explain.applying import applying_to
+from capture_hooks.interop.explain.trained import applying_to
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
 

@@ -21,8 +21,8 @@ from capture_hooks.conventions.facts import (
     fc_inputs,
     flag_rule,
 )
+from capture_hooks.interop.explain.checks.config import MODELOPT_MARKS
 from capture_hooks.interop.explain.checks.seen import as_vllm_reads
-from capture_hooks.interop.explain.checks.writers import MODELOPT_MARKS
 from capture_hooks.plugins import registry
 from capture_hooks.testing import tiny
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ...errors import HeadError
 from ...heads.files import CONFIG
-from .applying import Known
 from .checks import findings
 from .report import Report, Row
 from .rows import of_dump, of_file, of_ids, requested
 from .subject import Asked, Subject, dump_subject, head_subject, ids_subject
 from .summary import Summary, concerns, summary
+from .trained import Known
 
 __all__ = [
     "Asked",

@@ -13,11 +13,10 @@ from ...conventions.versions import Versions, release
 from ...errors import ConventionError, SpecError
 from ...spec import Point
 from ..heads.open import layer_ids
-from .applying import Known, applying_to, for_block_drafters, primary_keys
 from .compare import differences, one_spelling, state_of
 from .report import Asked, Row, Verdict
-from .target import TargetFacts
-from .trained import TrainedOn
+from .subject import TargetFacts
+from .trained import Known, TrainedOn, applying_to, for_block_drafters, primary_keys
 
 _NO_TARGET: Final = "the target's family and number of layers are not known; give --target, or both"
 

@@ -1,24 +1,24 @@
-"""What is explained, gathered from a head's directory, from bare ids or from a dump."""
+"""What is explained, a head's directory, bare ids or a dump, with what is known of its target."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ...conventions import Conventions
 from ...errors import ConventionError, HeadError, ModelError, PluginError, StoreError
+from ...heads.config import CaptureSection
 from ...heads.consistency import same_points
 from ...spec import CaptureSpec
 from ...store.manifest import MANIFEST, Manifest
 from ..dumps import DumpDescription, describe
 from ..heads import RawHead, open_head
-from . import target as targets
 from . import trained as claims
-from .applying import Known, primary_keys
-from .target import TargetFacts
-from .trained import TrainedOn
+from .report import Target
+from .trained import Known, TrainedOn, primary_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,28 @@ class Asked:
     written_for: str | None = None
     spec: CaptureSpec | None = None
     pickles: bool = False
+
+
+#: Text decoders inside multimodal configs, in the order transformers looks for them.
+_TEXT: Final = ("text_config", "decoder", "generator", "text", "language_config", "llm_config")
+
+#: Of the largest model that is believed: conventions list its layers.
+_MOST_LAYERS: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """A target as the checks need it.
+
+    Attributes:
+        target: its shape.
+        split: boundaries at which it adds something between layers; None where that was not looked up.
+        config: its text decoder's configuration; None where no model was given.
+    """
+
+    target: Target
+    split: frozenset[int] | None = None
+    config: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +91,14 @@ class Subject:
     dump: DumpDescription | None = None
 
 
-def head_subject(directory: str, asked: Asked, known: Known) -> Subject:
+@dataclass(frozen=True, slots=True)
+class HeadSubject(Subject):
+    """A head to explain."""
+
+    head: RawHead
+
+
+def head_subject(directory: str, asked: Asked, known: Known) -> HeadSubject:
     """A head's directory.
 
     Raises:
@@ -80,7 +109,7 @@ def head_subject(directory: str, asked: Asked, known: Known) -> Subject:
     head = open_head(directory, pickles=asked.pickles)
     facts = _facts(head, asked)
     trained = _trained(head, asked, facts, known.conventions)
-    return Subject("head", directory, head.config, head, head.ids, facts, trained, known)
+    return HeadSubject("head", directory, head.config, head, head.ids, facts, trained, known)
 
 
 def ids_subject(ids: Sequence[int], asked: Asked, known: Known) -> Subject:
@@ -122,7 +151,7 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked, known:
     facts = _named_target(asked)
     if ours:
         manifest = Manifest.read(place)
-        facts = targets.from_manifest(manifest)
+        facts = _target_of_manifest(manifest)
         trained = claims.by_manifest(manifest)
     elif ids and asked.written_for is not None:
         convention = claims.named(asked.written_for, facts.target, known.conventions)
@@ -209,11 +238,11 @@ def _facts(head: RawHead, asked: Asked) -> TargetFacts:
     """The target that the user names, else the one that the head records."""
     _check_one_target(asked)
     if asked.target is None and head.section is not None:
-        recorded = targets.from_section(head.section)
+        recorded = _target_of_section(head.section)
         return (
             recorded
             if asked.family is None and asked.layers is None
-            else targets.corrected(recorded, asked.family, asked.layers)
+            else _corrected(recorded, asked.family, asked.layers)
         )
     return _named_target(asked)
 
@@ -233,11 +262,148 @@ def _check_one_target(asked: Asked) -> None:
 def _named_target(asked: Asked) -> TargetFacts:
     _check_one_target(asked)
     if asked.target is not None:
-        return targets.from_model(asked.target)
-    return targets.from_words(asked.family, asked.layers)
+        return _target_of_model(asked.target)
+    return _target_in_words(asked.family, asked.layers)
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
     """A config that holds ``value`` under a dotted key."""
     head, _, rest = key.partition(".")
     return {head: _nested(rest, value)} if rest else {head: value}
+
+
+def _target_of_model(name: str) -> TargetFacts:
+    """A local directory or a hub id; only its config is read.
+
+    Raises:
+        ModelError: there is no such model, or its config gives no number of layers.
+    """
+    document = _document(name)
+    text = _text_config(document)
+    family = document.get("model_type")
+    n_layers = _whole(text, "num_hidden_layers", "n_layer", "num_layers")
+    if not isinstance(family, str) or n_layers is None:
+        raise ModelError(
+            f"{name}: its config has no model_type or no num_hidden_layers; is it a language model?"
+        )
+    return TargetFacts(
+        Target(
+            family=family,
+            n_layers=n_layers,
+            hidden_size=_whole(text, "hidden_size", "n_embd", "d_model"),
+            vocab_size=_whole(text, "vocab_size"),
+            by=f"the config of {name}",
+        ),
+        _split_boundaries(name),
+        text,
+    )
+
+
+def _target_of_section(section: CaptureSection) -> TargetFacts:
+    """The fingerprint that a head of ours carries."""
+    print_ = section.target
+    return TargetFacts(
+        Target(
+            family=print_.model_type,
+            n_layers=print_.n_layers,
+            hidden_size=print_.hidden_size,
+            vocab_size=print_.vocab_size,
+            by="the head's capture section",
+        )
+    )
+
+
+def _target_of_manifest(manifest: Manifest) -> TargetFacts:
+    """The fingerprint that a dump of ours carries."""
+    print_ = manifest.fingerprint
+    target = Target(
+        family=print_.model_type,
+        n_layers=print_.n_layers,
+        hidden_size=print_.hidden_size,
+        vocab_size=print_.vocab_size,
+        by="the dump's manifest",
+    )
+    return TargetFacts(target, frozenset(manifest.split_boundaries))
+
+
+def _target_in_words(family: str | None, n_layers: int | None) -> TargetFacts:
+    """What the user says; what is left out stays unknown.
+
+    Raises:
+        ModelError: a number of layers that no model has.
+    """
+    if n_layers is not None and not 1 <= n_layers <= _MOST_LAYERS:
+        raise ModelError(
+            f"a model of {n_layers} layers cannot be; --layers counts the target's decoder layers"
+        )
+    said = " and ".join(
+        word for word, value in (("--family", family), ("--layers", n_layers)) if value is not None
+    )
+    return TargetFacts(Target(family=family, n_layers=n_layers, by=said or "not known"))
+
+
+def _corrected(recorded: TargetFacts, family: str | None, n_layers: int | None) -> TargetFacts:
+    """A recorded target with what the user says instead.
+
+    Raises:
+        ModelError: a number of layers that no model has.
+    """
+    said = _target_in_words(family, n_layers).target
+    update = {name: value for name in ("family", "n_layers") if (value := getattr(said, name)) is not None}
+    by = f"{said.by}; the rest from {recorded.target.by}"
+    return replace(recorded, target=recorded.target.model_copy(update={**update, "by": by}))
+
+
+def _document(name: str) -> dict[str, Any]:
+    """The config: as transformers reads it (its defaults filled in), else the file as it stands."""
+    from ...target import load_whole_config, locate
+
+    try:
+        config = load_whole_config(name)
+        filled = dict(config.to_dict())
+        for part in _TEXT:
+            inner = getattr(config, part, None)
+            if inner is not None and hasattr(inner, "to_dict"):
+                filled[part] = dict(inner.to_dict())
+        return filled
+    except (
+        Exception
+    ):  # a model type of its own code, a config that its class refuses: the JSON has what is needed
+        pass
+    path = Path(locate(name).base) / "config.json"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        raise ModelError(
+            f"cannot read the config of the model {name}; give its directory or hub id"
+        ) from None
+    if not isinstance(document, dict):
+        raise ModelError(f"{path} holds a JSON {type(document).__name__}; a model's config is an object")
+    return document
+
+
+def _text_config(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    for part in _TEXT:
+        inner = document.get(part)
+        if isinstance(inner, dict) and "num_hidden_layers" in inner:
+            return inner
+    return document
+
+
+def _split_boundaries(name: str) -> frozenset[int] | None:
+    """Boundaries where the model adds something; None where this process cannot build its skeleton."""
+    from ...capture import find_anatomy
+    from ...target import skeleton
+
+    try:
+        return frozenset(find_anatomy(skeleton(name)).split_boundaries)
+    except Exception:  # no transformers, no anatomy, or whatever a class raises for a config it cannot take
+        return None
+
+
+def _whole(config: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = config.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return None

@@ -1,4 +1,4 @@
-"""A head's config as each engine's draft class sees it, after that engine's own translation."""
+"""What each engine sees of a head: its config after that engine's own translation, and its tensors."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from ....conventions.facts import ARCHITECTURES, SPECULATORS_TYPES, Draft, draft_of
-from ..subject import Subject
+from ...heads import RawHead
+from ...heads.open import read_stored
+from ..subject import HeadSubject
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,8 @@ class Seen:
     config: Mapping[str, Any]
 
 
-def seen(subject: Subject) -> tuple[Seen, ...]:
+def seen(subject: HeadSubject) -> tuple[Seen, ...]:
     """The engines that make a draft of this head, each with what it sees."""
-    if subject.head is None:
-        return ()
     found = []
     for engine in ARCHITECTURES:
         if subject.head.layout == "speculators":
@@ -67,3 +69,19 @@ def as_vllm_reads(config: Mapping[str, Any]) -> tuple[Draft, dict[str, Any]] | N
         if config.get(name):
             view[name] = config[name]
     return draft, view
+
+
+def tensor(head: RawHead, name: str) -> Tensor:
+    """One tensor of a head, by canonical name.
+
+    Raises:
+        HeadError: its file is damaged.
+    """
+    stored = head.names[name]
+    return read_stored(stored.file, (stored.name,))[stored.name]
+
+
+def size_of(config: Mapping[str, Any], name: str) -> int | None:
+    """A size as an engine's config class takes it: a positive whole number, or None."""
+    value = config.get(name)
+    return value if type(value) is int and value > 0 else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 import torch
@@ -12,9 +12,9 @@ from ....conventions.facts import cite
 from ....errors import HeadError
 from ....heads.vocabulary import read_vocabulary
 from ...heads import RawHead
-from ..report import Finding, Row
-from ..subject import Subject
-from .reading import tensor
+from ..report import Finding
+from ..subject import HeadSubject
+from .seen import tensor
 
 _READ_BY: Final = (
     f"{cite('sglang', 'srt/models/llama_eagle3.py:350-353')}; "
@@ -25,10 +25,8 @@ _BOTH: Final = ("sglang", "vllm")
 _UNBOUNDED: Final = 2**62
 
 
-def check(subject: Subject, rows: Sequence[Row]) -> Iterator[Finding]:
+def check_vocabulary(subject: HeadSubject) -> Iterator[Finding]:
     """``d2t`` against the sizes, ``t2d`` against ``d2t``; their values are read, no other tensor's."""
-    if subject.head is None:
-        return
     head = subject.head
     draft, target = _size(head, "draft_vocab_size"), _vocabulary(subject)
     d2t = tensor(head, "d2t") if "d2t" in head.tensors else None
@@ -165,8 +163,7 @@ def _wrong(what: str, why: str) -> Finding:
     )
 
 
-def _vocabulary(subject: Subject) -> int | None:
-    assert subject.head is not None
+def _vocabulary(subject: HeadSubject) -> int | None:
     return subject.facts.target.vocab_size or _size(subject.head, "vocab_size")
 
 

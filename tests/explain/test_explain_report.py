@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,21 @@ def test_the_shipped_head_explains_itself():
     for row in report.rows:
         if row.library in ("sglang", "vllm") and row.newest:
             assert row.verdict.outcome == "same", row
+
+
+@pytest.mark.parametrize("order", [[0, 1], [0, 1, 3], [0, -1, 1], []])
+def test_a_capture_section_whose_order_cannot_be_is_a_fault(tmp_path, order):
+    place = tmp_path / "head"
+    shutil.copytree(ROOT / "examples" / "smollm2" / "head", place)
+    document = json.loads((place / "config.json").read_text())
+    document["capture"]["order"] = order
+    (place / "config.json").write_text(json.dumps(document))
+    report = explain_head(str(place))
+    assert (
+        report.trained.by == f"cannot be known: its capture.order {order} is no permutation of its 3 inputs"
+    )
+    assert "own.section" in {finding.check for finding in report.findings}
+    assert not agrees(report, [])
 
 
 def test_another_target_than_the_heads_is_said():

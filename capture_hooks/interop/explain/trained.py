@@ -119,9 +119,14 @@ class TrainedOn:
 
 
 def by_section(section: CaptureSection) -> TrainedOn:
-    """The capture section's word: the inputs in the file's order."""
-    points = in_order(section.capture_spec, section.order)
-    return _known(points, section.target.n_layers, f"its capture section ({section.written_by})")
+    """The capture section's word: the inputs in the file's order; unknown where that order cannot be."""
+    spec = section.capture_spec
+    if sorted(section.order) != list(range(len(spec.inputs))):
+        shown = f"its capture.order {section.order} is no permutation of its {len(spec.inputs)} inputs"
+        return TrainedOn(None, Trained(inputs=None, by=f"cannot be known: {shown}"))
+    return _known(
+        in_order(spec, section.order), section.target.n_layers, f"its capture section ({section.written_by})"
+    )
 
 
 def by_manifest(manifest: Manifest) -> TrainedOn:

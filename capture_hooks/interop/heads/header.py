@@ -2,6 +2,9 @@
 
 The format (safetensors 0.4 to 0.8): 8 bytes, little endian, the header's length; the header, a JSON object
 ``{name: {dtype, shape, data_offsets}, "__metadata__": {text: text}}``; then the data, without gaps.
+
+safetensors' own `safe_open` (0.8) is not enough for a file from anywhere: it reads headers of up to 100 MB,
+takes the last of two tensors of one name without a word, and does not name the tensor that cannot be.
 """
 
 from __future__ import annotations

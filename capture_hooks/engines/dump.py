@@ -86,7 +86,7 @@ class EngineStates:
         self.examples = examples
 
     def opened(self) -> AbstractContextManager[object]:
-        """Nothing: the engine runs already."""
+        """Begin anew: what arrived for another dump is forgotten.  The engine runs already."""
         self._arriving, self._early = None, {}
         return nullcontext()
 

@@ -237,6 +237,7 @@ GOOD = '{"prompt_ids": [1], "answer_ids": [2]}\n'
         ("", "is an empty data set"),
         ("\n\n", "is an empty data set"),
         (GOOD + '{"messages": [', "d.jsonl:2: malformed JSON"),
+        ("[" * 100_000, "JSON that is nested too deep"),
         ("[1]\n" + GOOD, "d.jsonl:1: a record is a JSON object, not [1]"),
         (GOOD + "7\n", "d.jsonl:2: a record is a JSON object, not 7"),
         (GOOD + "{}\n", "d.jsonl:2: nothing to read in a record of [];"),
@@ -299,3 +300,9 @@ def test_unknown_files(tmp_path):
     (tmp_path / "e.jsonl.gz").write_text(GOOD)
     with pytest.raises(DataError, match="damaged gzip file"):
         read_examples(tmp_path / "e.jsonl.gz")
+
+
+def test_a_directory_of_other_files_is_no_damaged_data_set(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": ')
+    with pytest.raises(DataError, match=r"a directory without a data set in it: .*; data is JSON lines"):
+        read_examples(tmp_path)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ._pairs import pairs
+from ._values import pairs
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ..training.estimate import CostEstimate
+    from ..training.plan import CostEstimate
 
 
 class TrainView:

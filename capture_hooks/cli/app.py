@@ -11,10 +11,10 @@ import typer
 from .._version import __version__
 from ..errors import PluginError
 from ..plugins import Registry, registry
-from . import convert, data, dump, eval_, explain, generate, plugins, points, serve, train
+from . import convert, data, decoding, dump, explain, plugins, points, serve, train
 from .contract import Command
 
-COMMANDS = (points, explain, convert, plugins, data, dump, train, generate, eval_, serve)
+COMMANDS = (points, explain, convert, plugins, data, dump, train, decoding, serve)
 
 
 def build(arguments: Sequence[str] = ()) -> typer.Typer:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ._ids import parse_ids
+from ._values import parse_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ..errors import HeadError
-from ._ids import parse_ids
+from ._values import parse_ids
 
 
 def register(app: typer.Typer) -> None:

@@ -22,8 +22,8 @@ from ._data import (
     TurnsOption,
     show_summary,
 )
-from ._pairs import pairs
 from ._settings import After, settings_as_options
+from ._values import pairs
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,10 +8,9 @@ from ..errors import TrainingError
 from .config import TrainConfig
 
 if TYPE_CHECKING:
-    from .estimate import CostEstimate
     from .objective import Objective
-    from .run import TrainingInterrupted, train
-    from .rundir import recorded_clock, run_directory
+    from .plan import CostEstimate
+    from .run import TrainingInterrupted, recorded_clock, run_directory, train
     from .trainer import HeadTrainer
 
 __all__ = [
@@ -26,12 +25,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "CostEstimate": "estimate",
+    "CostEstimate": "plan",
     "HeadTrainer": "trainer",
     "Objective": "objective",
     "TrainingInterrupted": "run",
-    "recorded_clock": "rundir",
-    "run_directory": "rundir",
+    "recorded_clock": "run",
+    "run_directory": "run",
     "train": "run",
 }
 

@@ -29,10 +29,9 @@ from ..store.data.examples import check_examples, check_placeholders
 from ..target import context_length
 from ..target.states import image_tokens
 from .config import TrainConfig
-from .data import Sequences, WindowDataset, pack, windows
+from .data import DumpSequences, LiveSequences, Sequences, WindowDataset, pack, windows
 from .online import LiveCapture
 from .sampler import shuffled
-from .sources import DumpSequences, LiveSequences
 from .split import Split, choose_draft_vocabulary, coverage, split_by_prompt, token_counts
 
 #: Training tokens shown to a head before its first step (`DraftHead.calibrate`).

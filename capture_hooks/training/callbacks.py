@@ -18,8 +18,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from ..errors import TrainingError
 from ..io import replacing
-from .ema import WeightAverage
-from .schedule import Progress
+from .optimizers import Progress, WeightAverage
 
 
 class Interrupt:

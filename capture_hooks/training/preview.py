@@ -17,8 +17,7 @@ from ..store.data import Row, RowEncoder, RowError, TemplateSettings
 from ..store.data.pieces import Piece, Reader
 from ..store.data.summary import BadRows
 from .config import TrainConfig
-from .data import MIN_TOKENS
-from .sources import LiveSequences
+from .data import MIN_TOKENS, LiveSequences
 from .split import choose_draft_vocabulary, prompt_key, split_by_prompt, token_counts
 
 if TYPE_CHECKING:

@@ -25,10 +25,9 @@ from ..errors import TrainingError
 from ..foreign import calling
 from ..io import put_in_place
 from .data import WindowDataset, pack
-from .ema import WeightAverage
 from .objective import Objective, supervised_rows, trainable_names
+from .optimizers import Progress, ProgressLR, WeightAverage
 from .sampler import TokenBudgetSampler, in_order
-from .schedule import Progress, ProgressLR
 
 #: A checkpoint is written here, and renamed into place when it is whole.
 _STAGING: Final = ".writing"

@@ -10,9 +10,8 @@ from capture_hooks.heads.contract import DraftHead, StepSums
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.training.callbacks import Averaging, Cadence, Interrupt
 from capture_hooks.training.data import WindowDataset, windows
-from capture_hooks.training.ema import WeightAverage
 from capture_hooks.training.objective import Objective
-from capture_hooks.training.schedule import Progress, curve
+from capture_hooks.training.optimizers import Progress, WeightAverage, curve
 from capture_hooks.training.trainer import HeadTrainer
 
 HIDDEN, INPUTS, VOCAB, STEPS = 8, 2, 23, 2

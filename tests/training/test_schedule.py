@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture_hooks.training.schedule import Progress, ProgressLR, curve
+from capture_hooks.training.optimizers import Progress, ProgressLR, curve
 
 quick = settings(max_examples=100, deadline=None)
 shapes = st.sampled_from(["cosine", "linear", "constant"])

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from capture_hooks.errors import TrainingError
 from capture_hooks.store import Example, Examples
-from capture_hooks.training.sources import LiveSequences
+from capture_hooks.training.data import LiveSequences
 from capture_hooks.training.split import (
     choose_draft_vocabulary,
     coverage,

@@ -158,7 +158,7 @@ def _needed(engine: str, inputs: int, fields: Mapping[str, Any], tensors: Mappin
 def later_layers_without(norm: str, tensors: Collection[str]) -> list[int]:
     """Draft layers after the first that carry no ``norm`` (an engine would keep it at ones), ascending."""
     numbers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
-    later = sorted(int(number) for number in numbers if number.isdecimal() and int(number) > 0)
+    later = sorted(int(number) for number in numbers if number.isdecimal() and number[0] != "0")
     return [layer for layer in later if f"layers.{layer}.{norm}.weight" not in tensors]
 
 

@@ -91,6 +91,24 @@ class Limit:
     do: str
 
 
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A further key of a Llama-type draft's config that some engine acts on, and a head of our own does not.
+
+    Attributes:
+        within: where it stands: ``""`` for the top, or ``"rope_parameters"``.
+        harmless: the value that changes nothing, beside null.
+        does: what another value makes engines do.
+        sources: by engine.
+    """
+
+    name: str
+    within: tuple[str, ...]
+    harmless: Any
+    does: str
+    sources: Mapping[str, str]
+
+
 def _flag_rules() -> Iterator[FlagRule]:
     for row in _TABLE["draft"]:
         for flag, said in row["flags"].items():
@@ -121,8 +139,16 @@ def _limits() -> Iterator[Limit]:
         )
 
 
+def _keys() -> Iterator[Key]:
+    for row in _TABLE["key"]:
+        sources = {engine: cite(engine, place) for engine, place in row["source"].items()}
+        within = tuple(row.get("within", ("",)))
+        yield Key(row["name"], within, row.get("harmless"), row["does"], sources)
+
+
 RULES: Final = tuple(_flag_rules())
 LIMITS: Final = tuple(_limits())
+KEYS: Final = tuple(_keys())
 #: For which versions of an engine a saved head says whether it is right.
 SPOKEN_FOR: Final[Mapping[str, str]] = {
     name: said["spoken_for"] for name, said in _TABLE["engine"].items() if "spoken_for" in said

@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 
 from capture_hooks.conventions.contract import why
-from capture_hooks.conventions.facts import ARCHITECTURES, FLAGS, LIMITS, RULES, SPOKEN_FOR
+from capture_hooks.conventions.facts import ARCHITECTURES, FLAGS, KEYS, LIMITS, RULES, SPOKEN_FOR
 from capture_hooks.conventions.lookup import rows
 from capture_hooks.conventions.readers import builtin_readers
 from capture_hooks.errors import ConventionError, RefusalError
@@ -78,6 +78,7 @@ def test_facts_name_known_files_flags_and_engines_and_cite_their_sources() -> No
         assert f"{{{name}}}:" in text, f"no row cites {{{name}}}"
     cited = [(rule.engine, rule.source) for rule in RULES]
     cited += [(limit.engine, source) for limit in LIMITS for source in limit.sources.values()]
+    cited += [item for key in KEYS for item in key.sources.items()]
     for engine, sources in cited:
         for source in sources.split("; "):
             assert source.startswith(f"{engine} {table['engine'][engine]['cited']}: ")

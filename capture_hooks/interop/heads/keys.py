@@ -1,8 +1,7 @@
 """Every key of a head's config: one that is mapped, one that no reader of a head uses, or one to carry.
 
-Of those that are carried, some reader acts on a few that our head does not compute: in SGLang 0.5.23
-``srt/models/llama.py``, ``llama_eagle3.py`` and ``srt/layers/rotary_embedding/factory.py``; in vLLM 0.32.0
-``model_executor/models/llama.py``, ``llama_eagle3.py`` and ``layers/rotary_embedding/__init__.py``.  Keys of
+Of those that are carried, some reader acts on a few that our head does not compute: the rows of
+`capture_hooks.conventions.facts.KEYS`, and what `_found` looks at beside them.  Keys of
 other families' decoders (``attention_multiplier``, ``query_pre_attn_scalar``, ...) are not among them: no
 reader of ``LlamaForCausalLMEagle3`` computes them.  Our head itself refuses another ``hidden_act`` and
 biases; sliding windows are `Draft.window`'s.
@@ -13,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from ...conventions.facts import KEYS
 from ...heads.schema import HeadSchema
 from .draft import CONVERSION, Draft
 
@@ -124,36 +124,6 @@ IRRELEVANT_TENSORS: Final = {
     "verifier_norm.weight": "a copy of the target's final norm",
     "verifier_lm_head.weight": "a copy of the target's lm_head",
 }
-#: Keys of the draft's config, the value that changes nothing (beside null), and what another one does.
-_ACTED_ON: Final[dict[str, tuple[Any, str]]] = {
-    # SGLang llama.py:199; vLLM after transformers has moved it into rope_parameters.
-    "partial_rotary_factor": (1, "SGLang and vLLM turn that part of each attention head's channels"),
-    # vLLM transformers_utils/config.py:629 takes both for partial_rotary_factor.
-    "rotary_pct": (1, "vLLM turns that part of each attention head's channels"),
-    "rotary_emb_fraction": (1, "vLLM turns that part of each attention head's channels"),
-    # SGLang llama.py:335.
-    "rope_is_neox_style": (True, "SGLang turns neighbouring channels together, not the two halves"),
-    # SGLang llama.py:339, llama_eagle3.py:166; vLLM llama.py:268.
-    "bias": (False, "SGLang and vLLM give the attention's projections biases, SGLang also fc"),
-    # vLLM llama.py:280.
-    "is_causal": (True, "vLLM attends to later tokens too"),
-    # vLLM llama_eagle3.py:328.
-    "logit_scale": (1, "vLLM multiplies the logits by it"),
-    "quantization_config": (
-        {},
-        "servers take the weights for quantised ones",
-    ),
-}
-#: The same within ``rope_parameters``.
-_ROPE_ACTED_ON: Final[dict[str, tuple[Any, str]]] = {
-    "partial_rotary_factor": _ACTED_ON["partial_rotary_factor"],
-    # vLLM rotary_embedding/__init__.py:66,125.
-    "rope_dim": (None, "vLLM turns so many of each attention head's channels"),
-    "use_fope": (False, "vLLM takes Fourier position embeddings"),
-    # SGLang factory.py:324 (YaRN).
-    "attn_factor": (1, "SGLang multiplies cosines and sines by it"),
-    "extrapolation_factor": (1, "SGLang scales the ramp between the frequencies by it"),
-}
 #: RoPE types whose frequencies depend neither on the sequence's length nor on the reader.  ``dynamic`` is the
 #: plain rotation in transformers up to the original length, and another base at every length in vLLM;
 #: ``longrope`` has two sets of factors, and each reader its own rule for when to change.
@@ -198,12 +168,10 @@ def reader_notes(draft: Draft) -> list[str]:
 
 def _found(draft: Draft) -> Iterator[str]:
     rope = draft.fields["rope_parameters"]
-    for name, (fine, what) in _ACTED_ON.items():
-        if _changes(value := draft.extras.get(name), fine):
-            yield f"{name} is {_short(value)}: {what}"
-    for name, (fine, what) in _ROPE_ACTED_ON.items():
-        if _changes(value := rope.get(name), fine):
-            yield f"rope_parameters.{name} is {_short(value)}: {what}"
+    for within, held in (("", draft.extras), ("rope_parameters", rope)):
+        for key in (key for key in KEYS if within in key.within):
+            if _changes(value := held.get(key.name), key.harmless):
+                yield f"{within}{'.' if within else ''}{key.name} is {_short(value)}: {key.does}"
     # vLLM transformers_utils/config.py:627.
     if (base := draft.extras.get("rotary_emb_base")) is not None and base != rope["rope_theta"]:
         yield f"rotary_emb_base is {base!r}, and rope_theta {rope['rope_theta']!r}: vLLM takes either"

@@ -116,8 +116,10 @@ def train(
     first = int(os.environ.get("RANK", "0")) == 0
     clock = recorded_clock(out) if resume else None
     with TrainView() as view:
-        learnt = read(str(dump or data), model, target, options, clock)
-        evaluated = read(eval_data, model, target, options, clock) if eval_data is not None else None
+        learnt = dump_or_examples(str(dump or data), model, target, options, clock)
+        evaluated = (
+            dump_or_examples(eval_data, model, target, options, clock) if eval_data is not None else None
+        )
         if first and data is not None:
             show_summary(view.console, learnt.summary)
         try:
@@ -144,8 +146,10 @@ def train(
         view.console.print(f"saved {out}")
 
 
-def read(path: str, model: str, target: nn.Module, options: DataOptions, clock: str | None) -> Any:
-    """A dump where there is one, else examples."""
+def dump_or_examples(
+    path: str, model: str, target: nn.Module, options: DataOptions, clock: str | None
+) -> Any:
+    """The dump at ``path``, or the examples of the data set there."""
     from ..store import Dump
     from ..target import context_length, load_processor, load_tokenizer
 

@@ -28,6 +28,13 @@ from .data import pack
 from .objective import Objective
 from .sampler import global_batches, split, steps_for
 
+#: Steps of a run that time alone bounds: more than it can take.
+UNBOUNDED: Final = 2**31 - 1
+#: Passes over the data within one step that are still taken for meant.
+_MOST_PASSES: Final = 1000
+#: Fields of `TrainingArguments`.
+_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
+
 
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
@@ -107,15 +114,13 @@ def _step(objective: Objective, batch: Mapping[str, Tensor], autocast: torch.dty
         torch.cuda.synchronize(device)
 
 
-#: Steps of a run that time alone bounds: more than it can take.
-UNBOUNDED: Final = 2**31 - 1
-#: Passes over the data within one step that are still taken for meant.
-_MOST_PASSES: Final = 1000
-#: Fields of `TrainingArguments`.
-_FIELDS: Final = frozenset(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
-
-
 def arguments(config: TrainConfig, setup: Setup, run: Path) -> TrainingArguments:
+    """The settings as the Trainer takes them, ``trainer_args`` included; ``max_steps`` is the run's length.
+
+    Raises:
+        TrainingError: ``trainer_args`` that are settings of their own or that transformers refuses, a
+            ``report_to`` that is not installed, or a step of more than a thousand passes over the data.
+    """
     settings: dict[str, Any] = {
         "output_dir": str(run),
         "max_steps": 1,  # until `_steps` is known, which needs the number of processes
@@ -212,6 +217,7 @@ def _steps(config: TrainConfig, setup: Setup, world: int) -> int:
 def estimate(
     setup: Setup, config: TrainConfig, args: TrainingArguments, objective: Objective
 ) -> CostEstimate:
+    """What the run will cost, from one step that is measured and not taken."""
     parts = config.accumulate * args.world_size
     lengths = setup.train.lengths
     batch = next(global_batches(lengths, config.batch_tokens, config.seed, parts))

@@ -276,6 +276,11 @@ def find_checkpoint(out: Path, run: Path, resume: bool, overwrite: bool) -> Path
 
 
 def check_same(run: Path, settings: Mapping[str, Any], config: TrainConfig) -> None:
+    """Check that the run was begun with these settings, this spec and this data.
+
+    Raises:
+        TrainingError: naming what differs, or that the run's settings are missing or damaged.
+    """
     try:
         path = run / SETTINGS
         before = parse_json(read_text(path, "the run's settings", TrainingError), str(path), TrainingError)
@@ -297,6 +302,11 @@ def check_same(run: Path, settings: Mapping[str, Any], config: TrainConfig) -> N
 
 
 def begin(run: Path, settings: Mapping[str, Any], fresh: bool) -> None:
+    """Make the run's directory and write its settings; a fresh run forgets the checkpoints that are there.
+
+    Raises:
+        TrainingError: the directory cannot be written.
+    """
     try:
         run.mkdir(parents=True, exist_ok=True)
         if fresh:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import DataError, TrainingError
 from ..store import Example, Examples
 from ..store.data import Row, RowEncoder, RowError, TemplateSettings
-from ..store.data.pieces import Piece, Reader
+from ..store.data.pieces import Piece, TokenTexts
 from ..store.data.summary import BadRows
 from .config import TrainConfig
 from .data import MIN_TOKENS, LiveSequences
@@ -190,17 +190,17 @@ def preview(
         vocab_size: the target's.
         max_length: longer sequences are counted as too long; None for no limit.
     """
-    reader = Reader(tokenizer) if tokenizer is not None else None
+    token_texts = TokenTexts(tokenizer) if tokenizer is not None else None
     found = figures(examples, vocab_size, max_length)
     return Preview(
         examples.source,
         model,
         examples.clock,
-        tuple(_shown(example, reader) for example in chosen),
+        tuple(_shown(example, token_texts) for example in chosen),
         found,
         examples.summary.bad,
         tuple(examples.summary.notes()),
-        tuple(_warnings(examples, found, tokenizer, reader, settings)),
+        tuple(_warnings(examples, found, tokenizer, token_texts, settings)),
     )
 
 
@@ -236,13 +236,13 @@ def why_not(row: str, rows: Iterable[Row | RowError], encoder: RowEncoder) -> Da
     return DataError(f"there is no row {row!r}: give a number from 1 to {count:,}, or a place such as {last}")
 
 
-def _shown(example: Example, reader: Reader | None) -> Shown:
+def _shown(example: Example, token_texts: TokenTexts | None) -> Shown:
     ids, mask = example.token_ids.tolist(), example.loss_mask.tolist()
-    if reader is None:
+    if token_texts is None:
         pieces = [Piece(at, (token,), f"{token} ", mask[at], False) for at, token in enumerate(ids)]
         texts = None
     else:
-        pieces, texts = reader.pieces(ids, mask), tuple(reader.texts(ids))
+        pieces, texts = token_texts.pieces(ids, mask), tuple(token_texts.texts(ids))
     row = (example.conversation or 0) + 1
     return Shown(example.source, row, tuple(ids), texts, tuple(mask), tuple(pieces))
 
@@ -313,11 +313,11 @@ def _warnings(
     examples: Examples,
     found: Figures,
     tokenizer: PreTrainedTokenizerBase | None,
-    reader: Reader | None,
+    token_texts: TokenTexts | None,
     settings: TemplateSettings,
 ) -> Iterator[str]:
-    if reader is not None and tokenizer is not None:
-        yield from _ends(examples, reader.special)
+    if token_texts is not None and tokenizer is not None:
+        yield from _ends(examples, token_texts.special)
         yield from _thoughts(examples, tokenizer, settings)
         yield from _odd_tokens(examples, tokenizer)
     if found.learnt < _LITTLE * found.tokens:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from capture_hooks.store.data.pieces import Piece, Reader, drawn, visible
+from capture_hooks.store.data.pieces import Piece, TokenTexts, drawn, visible
 from capture_hooks.testing import tiny
 
 BYTES = tiny.tokenizer()
@@ -48,7 +48,7 @@ def decoded(tokenizer, ids):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, len(BYTES) - 1), max_size=30))
 def test_texts_of_any_ids_join_to_what_the_tokenizer_decodes(ids):
-    texts = Reader(BYTES).texts(ids)
+    texts = TokenTexts(BYTES).texts(ids)
     assert len(texts) == len(ids)
     assert "".join(texts) == decoded(BYTES, ids)
 
@@ -57,7 +57,7 @@ def test_texts_of_any_ids_join_to_what_the_tokenizer_decodes(ids):
 @given(st.lists(st.sampled_from(["hi", " ", "é", "😀", "\n", "</s>", "x"]), max_size=12).map("".join))
 def test_texts_join_where_the_first_space_is_stripped_and_bytes_stand_for_letters(text):
     ids = PIECES(text)["input_ids"]
-    assert "".join(Reader(PIECES).texts(ids)) == decoded(PIECES, ids)
+    assert "".join(TokenTexts(PIECES).texts(ids)) == decoded(PIECES, ids)
 
 
 @settings(max_examples=60, deadline=None)
@@ -65,7 +65,7 @@ def test_texts_join_where_the_first_space_is_stripped_and_bytes_stand_for_letter
 def test_pieces_hold_every_byte_and_the_mask(text, data):
     ids = BYTES(text)["input_ids"]
     mask = data.draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids)))
-    pieces = Reader(BYTES).pieces(ids, mask)
+    pieces = TokenTexts(BYTES).pieces(ids, mask)
     assert b"".join(p.text.encode() if p.raw is None else p.raw for p in pieces) == text.encode()
     assert [p.learnt for p in pieces for _ in p.ids] == mask
     assert [i for p in pieces for i in p.ids] == ids
@@ -76,10 +76,10 @@ def test_pieces_hold_every_byte_and_the_mask(text, data):
 def test_a_character_of_several_tokens_is_one_piece_unless_the_mask_divides_it():
     ids = BYTES("a😀")["input_ids"]
     assert len(ids) == 5
-    whole = Reader(BYTES).pieces(ids, [True] * 5)
+    whole = TokenTexts(BYTES).pieces(ids, [True] * 5)
     assert [(p.start, len(p.ids), p.text) for p in whole] == [(0, 1, "a"), (1, 4, "😀")]
-    assert Reader(BYTES).texts(ids) == ["a", "", "", "", "😀"]
-    divided = drawn(Reader(BYTES).pieces(ids, [False, False, False, True, True]))
+    assert TokenTexts(BYTES).texts(ids) == ["a", "", "", "", "😀"]
+    divided = drawn(TokenTexts(BYTES).pieces(ids, [False, False, False, True, True]))
     assert [one.parts for one in divided] == [
         (("a", False),),
         (("<F0>", True),),
@@ -91,18 +91,18 @@ def test_a_character_of_several_tokens_is_one_piece_unless_the_mask_divides_it()
 
 def test_a_letter_that_names_a_byte_elsewhere_is_a_letter():
     ids = PIECES.convert_tokens_to_ids(["▁hi", "é", "▁hi", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>"])
-    pieces = Reader(PIECES).pieces(ids, [True] * 7)
+    pieces = TokenTexts(PIECES).pieces(ids, [True] * 7)
     assert [piece.text for piece in pieces] == ["hi", "é", " hi", "😀"]
 
 
 def test_a_special_token_ends_an_unfinished_character():
     ids = [*BYTES("😀")["input_ids"][:2], BYTES.eos_token_id]
-    last = Reader(BYTES).pieces(ids, [True] * 3)[-1]
+    last = TokenTexts(BYTES).pieces(ids, [True] * 3)[-1]
     assert (last.text, last.special) == ("<|im_end|>", True)
 
 
 def test_the_replacement_character_itself_is_whole():
-    assert [p.text for p in Reader(BYTES).pieces(BYTES("\ufffdé")["input_ids"], [True] * 5)] == [
+    assert [p.text for p in TokenTexts(BYTES).pieces(BYTES("\ufffdé")["input_ids"], [True] * 5)] == [
         "\ufffd",
         "é",
     ]
@@ -156,7 +156,7 @@ def test_everything_shown_can_be_seen_and_read_back(text):
 
 def test_a_token_without_text_is_shown_by_its_id():
     ids = [*BYTES("a")["input_ids"], 300, *BYTES("b")["input_ids"]]  # the tokenizer has 259
-    shown = drawn(Reader(BYTES).pieces(ids, [True] * 3))
+    shown = drawn(TokenTexts(BYTES).pieces(ids, [True] * 3))
     assert [part for one in shown for part in one.parts] == [
         ("a", False),
         ("[token 300]", True),

@@ -51,7 +51,7 @@ class Piece:
     raw: bytes | None = None
 
 
-class Reader:
+class TokenTexts:
     """Token ids of one tokenizer as texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:

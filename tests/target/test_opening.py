@@ -73,6 +73,7 @@ def adapted(base, config, directory, **overrides):
     """Train nothing, but let every parameter of the adapter be random; the adapted model."""
     model = tiny.llama(**overrides)
     model.name_or_path = str(base)
+    torch.manual_seed(0)  # the adapter's own random start
     wrapped = get_peft_model(model, copy.deepcopy(config))
     with torch.no_grad():
         for parameter in wrapped.parameters():

@@ -53,12 +53,12 @@ def explain(
 
     Exit code 0: every --engine agrees; without --engine, the files themselves are in order.
     """
-    from ..interop.explain import Asked, Known, agrees
+    from ..interop.explain import ExplainOptions, Known, agrees
     from ..interop.explain import explain as explained
     from ..plugins import registry
     from ..spec import CaptureSpec
 
-    asked = Asked(
+    asked = ExplainOptions(
         target=target,
         family=family,
         layers=layers,

@@ -32,7 +32,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PromptRequest:
     """A prompt to be answered.
 
     Attributes:
@@ -70,7 +70,7 @@ class Dialogue(Protocol):
         """Whether nothing is left to ask, all known."""
         ...
 
-    def asks(self) -> Asked | None:
+    def asks(self) -> PromptRequest | None:
         """The next prompt, once the last one's answer was taken; None at the end."""
         ...
 

@@ -36,7 +36,7 @@ from .serve import follow
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..decoding.contract import Asked, Dialogue, Generated, Sampling
+    from ..decoding.contract import Dialogue, Generated, PromptRequest, Sampling
 
 #: What a server says of itself, by the engine's own names.
 Info = Mapping[str, Any]
@@ -567,7 +567,7 @@ class Generating(_Running):
         """See `capture_hooks.decoding.contract.GeneratingEngine.answers`."""
         return converse(self._ask, dialogues)
 
-    def _ask(self, asked: Asked) -> Generated:
+    def _ask(self, asked: PromptRequest) -> Generated:
         from ..decoding.contract import Generated
 
         made = self._driver.complete(

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
-    from ..decoding.contract import Asked, Dialogue, Generated
+    from ..decoding.contract import Dialogue, Generated, PromptRequest
 
 #: Most sequences under way at a time, and how many full batches of tokens.
 IN_FLIGHT: Final = 128
@@ -54,7 +54,7 @@ def in_flight(
 
 
 def converse(
-    ask: Callable[[Asked], Generated], dialogues: Iterable[Dialogue]
+    ask: Callable[[PromptRequest], Generated], dialogues: Iterable[Dialogue]
 ) -> Iterator[list[tuple[Dialogue, Generated | None]]]:
     """Dialogues with a server that batches by itself; see `GeneratingEngine.answers`.
 
@@ -90,7 +90,7 @@ def converse(
 
 def _advance(
     dialogue: Dialogue,
-    ask: Callable[[Asked], Generated],
+    ask: Callable[[PromptRequest], Generated],
     pool: ThreadPoolExecutor,
     under_way: dict[Future[Generated], Dialogue],
 ) -> Iterator[list[tuple[Dialogue, Generated | None]]]:

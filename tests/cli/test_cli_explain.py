@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from capture_hooks.cli._explain_view import show_all
 from capture_hooks.cli.app import build
 from capture_hooks.errors import CaptureHooksError
-from capture_hooks.interop.explain import Asked, Report, explain_ids
+from capture_hooks.interop.explain import ExplainOptions, Report, explain_ids
 from capture_hooks.plugins import registry
 
 HEAD = str(Path(__file__).parents[2] / "examples" / "smollm2" / "head")
@@ -159,7 +159,7 @@ def columns(text):
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("family", ["llama", "deepseek_v2", "gpt_oss", "nobody's"])
 def test_no_fact_is_cut(width, family):
-    asked = Asked(family=family, layers=61, written_for="vllm")
+    asked = ExplainOptions(family=family, layers=61, written_for="vllm")
     report = explain_ids([2, 30, 61], asked)
     report = report.model_copy(update={"rows": tuple(row for row in report.rows if row.asked == "ids")})
     console = Console(width=width, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
@@ -183,7 +183,9 @@ def test_the_versions_of_an_engine_that_do_the_same_are_one_line():
     config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}}
     readers = [reader for reader in registry().readers.values() if reader.library == "sglang"]
     console = Console(width=80, record=True, file=open(os.devnull, "w"), highlight=False)  # noqa: SIM115
-    show_all(explain_ids([2, 15, 27], Asked(family="llama", layers=30, written_for="sglang")), console)
+    show_all(
+        explain_ids([2, 15, 27], ExplainOptions(family="llama", layers=30, written_for="sglang")), console
+    )
     engines = columns(console.export_text().partition("when it reads this file:")[2])[0]
     same = {r.versions: r.read(config, "llama", 30).captured for r in readers}
     assert len(set(same.values())) == 2, "the story of this test: CUDA graphs ignored the ids up to 0.5.10"

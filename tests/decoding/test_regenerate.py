@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from capture_hooks.cli.app import build
 from capture_hooks.decoding.answering import EmbeddedGeneration, Regeneration
 from capture_hooks.decoding.answering.journal import journal
-from capture_hooks.decoding.contract import Asked, Sampling
+from capture_hooks.decoding.contract import PromptRequest, Sampling
 from capture_hooks.errors import CaptureHooksError, DataError, DecodingError, StoreError
 from capture_hooks.store import read_examples
 from capture_hooks.store.data import TemplateSettings
@@ -504,7 +504,7 @@ class Once:
     finished = False
 
     def __init__(self, prompt, seed=0, new=NEW):
-        self._asked = Asked(tuple(prompt), new, seed)
+        self._asked = PromptRequest(tuple(prompt), new, seed)
 
     def asks(self):
         asked, self._asked = self._asked, None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capture_hooks.decoding.contract import Asked, Generated
+from capture_hooks.decoding.contract import Generated, PromptRequest
 from capture_hooks.engines.prompts import BATCHES, DIALOGUES, converse, in_flight
 
 
@@ -54,7 +54,7 @@ class Talk:
 
     def asks(self):
         at = len(self.answers)
-        return Asked((self.turns, *self.answers), 1, at, at < self.known) if at < self.turns else None
+        return PromptRequest((self.turns, *self.answers), 1, at, at < self.known) if at < self.turns else None
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 
 from capture_hooks.capture import find_anatomy
-from capture_hooks.interop.explain import Asked, Known, explain_head
+from capture_hooks.interop.explain import ExplainOptions, Known, explain_head
 from capture_hooks.interop.explain.checks.ids import check_inputs
 from capture_hooks.interop.explain.compare import state_of
 from capture_hooks.interop.explain.report import Row, Verdict
@@ -15,7 +15,7 @@ from capture_hooks.interop.explain.subject import head_subject
 from capture_hooks.spec import CaptureSpec, Point
 from capture_hooks.testing import tiny
 
-LLAMA = Asked(family="llama", layers=12, written_for="sglang")
+LLAMA = ExplainOptions(family="llama", layers=12, written_for="sglang")
 
 
 def found(directory, asked=LLAMA):
@@ -139,7 +139,7 @@ def test_lists_that_name_the_same_states_agree(raw_head):
     head = raw_head(nested=[1, 5, 8], config={"eagle_aux_hidden_state_layer_ids": [2, 6, 9]})
     assert "ids.two_lists" not in found(head)
     # To deepseek_v2, [1, ...] are outputs and [2, ...] inputs; a list that starts with 3 is read as inputs.
-    deepseek = Asked(family="deepseek_v2", layers=12, written_for="sglang")
+    deepseek = ExplainOptions(family="deepseek_v2", layers=12, written_for="sglang")
     other = raw_head(nested=[3, 5, 8], config={"eagle_aux_hidden_state_layer_ids": [4, 6, 9]}, name="other")
     assert "one layer" in found(other, deepseek)["ids.two_lists"].why
 
@@ -163,7 +163,7 @@ def test_a_nested_norm_output_is_not_seen(raw_head):
 
 def test_a_speculators_layout_that_vllm_does_not_take_for_one(raw_head):
     """Without its mark, or with layers of a kind that it has no draft for."""
-    asked = Asked(family="llama", layers=12)
+    asked = ExplainOptions(family="llama", layers=12)
     unmarked = raw_head("speculators", config={"speculators_config": None})
     assert "vllm" in {
         e for f in explain_head(unmarked, asked).findings for e in f.engines if "layout" in f.check
@@ -196,7 +196,7 @@ def test_modelopts_extra_norm_came_with_0_41(raw_head, version, warned):
 
 def test_a_speculators_head_without_the_flag_is_normed_by_vllm_and_not_by_its_trainer(raw_head):
     ids = {"eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
-    asked = Asked(family="llama", layers=12)
+    asked = ExplainOptions(family="llama", layers=12)
     left_out = found(raw_head("speculators", config={**ids, "norm_before_residual": None}), asked)
     assert "takes norm_before_residual for true" in left_out["norms.norm_before_residual"].what
     written = explain_head(raw_head("speculators", config=ids, name="written"), asked).findings
@@ -207,7 +207,7 @@ def test_a_speculators_head_without_the_flag_is_normed_by_vllm_and_not_by_its_tr
 
 def test_a_head_of_the_final_state_alone(raw_head):
     alone = {"eagle_config": {"use_aux_hidden_state": False}}
-    asked = Asked(family="llama", layers=12)
+    asked = ExplainOptions(family="llama", layers=12)
     without = explain_head(raw_head(config=alone, tensors={"fc.weight": None}), asked)
     assert [(state.point, state.norm) for state in without.trained.inputs] == [("final_norm", "normed")]
     by = {row.engine: row.verdict for row in without.rows}
@@ -266,7 +266,10 @@ def target(tmp_path):
 
 
 def against(directory, model):
-    return {f.check: f for f in explain_head(directory, Asked(target=model, written_for="sglang")).findings}
+    return {
+        f.check: f
+        for f in explain_head(directory, ExplainOptions(target=model, written_for="sglang")).findings
+    }
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_a_target_of_the_same_rope_raises_nothing(raw_head, target):
 def test_a_target_that_transformers_does_not_know_is_read_as_it_stands(raw_head, target):
     inner = {"model_type": "nobody", "num_hidden_layers": 12, "hidden_size": 8, "vocab_size": 40}
     model = target(model_type="kimi_k25", text_config=inner, num_hidden_layers=None)
-    report = explain_head(raw_head(nested=[2, 5, 8]), Asked(target=model, written_for="sglang"))
+    report = explain_head(raw_head(nested=[2, 5, 8]), ExplainOptions(target=model, written_for="sglang"))
     assert (report.target.family, report.target.n_layers) == ("kimi_k25", 12)
     assert [state.point for state in report.trained.inputs] == ["post.1", "post.4", "post.7"]
 
@@ -320,7 +323,7 @@ def test_a_model_that_adds_something_between_layers_keeps_both_sides_apart(raw_h
     spec = CaptureSpec.parse(", ".join(f"post.{boundary - 1}" for boundary in split))
     report = explain_head(
         raw_head(config={"eagle_aux_hidden_state_layer_ids": split}, inputs=len(split)),
-        Asked(target=str(tmp_path / "qwen"), spec=spec),
+        ExplainOptions(target=str(tmp_path / "qwen"), spec=spec),
     )
     for row in report.rows:
         if row.library == "vllm" and row.newest:  # pre.k, after what is added

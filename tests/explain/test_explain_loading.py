@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from capture_hooks.interop.explain import Asked, agrees, explain_head
+from capture_hooks.interop.explain import ExplainOptions, agrees, explain_head
 
-LLAMA = Asked(family="llama", layers=12, written_for="specforge")
+LLAMA = ExplainOptions(family="llama", layers=12, written_for="specforge")
 BOTH = {"sglang", "vllm"}
 ENGINES = sorted(BOTH)
 NORMS = {"fc_norm": True, "norm_before_fc": True}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from capture_hooks.conventions import BUILTIN
 from capture_hooks.errors import CaptureHooksError, ConventionError, HeadError
 from capture_hooks.heads.engines import statements
-from capture_hooks.interop.explain import Asked, Known, Report, agrees, explain_head, explain_ids
+from capture_hooks.interop.explain import ExplainOptions, Known, Report, agrees, explain_head, explain_ids
 from capture_hooks.interop.explain.trained import applying_to
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
@@ -42,7 +42,7 @@ anything = st.recursive(
 @given(st.data(), layers, families, writers)
 @settings(deadline=None)
 def test_any_ids_make_a_report_or_a_named_error(data, n, family, writer):
-    asked = Asked(family=family, layers=n, written_for=writer)
+    asked = ExplainOptions(family=family, layers=n, written_for=writer)
     try:
         report = explain_ids(data.draw(ids_of(n)), asked)
     except CaptureHooksError:
@@ -80,7 +80,9 @@ def test_any_config_makes_a_report_or_a_named_error(raw_head, tmp_path, data, n,
         changed["eagle_aux_hidden_state_layer_ids"] = data.draw(ids)
     path.write_text(json.dumps(right | changed))
     try:
-        report = explain_head(str(tmp_path / "head"), Asked(family=family, layers=n, written_for=writer))
+        report = explain_head(
+            str(tmp_path / "head"), ExplainOptions(family=family, layers=n, written_for=writer)
+        )
     except CaptureHooksError:
         return
     assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
@@ -91,7 +93,7 @@ def test_any_config_makes_a_report_or_a_named_error(raw_head, tmp_path, data, n,
 def test_a_verdict_is_the_equality_of_states(data, n, family):
     """Ids are the same to a library exactly where it captures what their convention means."""
     listed = data.draw(st.lists(st.integers(1, n - 2), min_size=1, max_size=4, unique=True).map(sorted))
-    report = explain_ids(listed, Asked(family=family, layers=n, written_for="speculators"))
+    report = explain_ids(listed, ExplainOptions(family=family, layers=n, written_for="speculators"))
     if report.trained.inputs is None:
         return
     meant = [state.boundary for state in report.trained.inputs]
@@ -108,7 +110,7 @@ def test_a_convention_that_replaces_another_decides_for_ids_and_for_files(raw_he
     """Given as known; without it the core's own decides."""
     one_deeper = dataclasses.replace(BUILTIN["vllm"], name="acme.vllm", overrides="vllm", reads="plus_one")
     known = Known({**BUILTIN, one_deeper.name: one_deeper})
-    asked = Asked(family="llama", layers=12, written_for="vllm")
+    asked = ExplainOptions(family="llama", layers=12, written_for="vllm")
     place = raw_head(config={"eagle_aux_hidden_state_layer_ids": [3, 5, 8]})
 
     def captured(report):
@@ -124,7 +126,7 @@ def test_a_convention_that_replaces_another_decides_for_ids_and_for_files(raw_he
 def test_the_story_of_the_same_three_integers():
     """Kimi-K2.5: the list means outputs to one family of models and inputs to the other, in one server."""
     by = {
-        family: explain_ids([2, 30, 58], Asked(family=family, layers=61, written_for="sglang"))
+        family: explain_ids([2, 30, 58], ExplainOptions(family=family, layers=61, written_for="sglang"))
         for family in ("llama", "deepseek_v2")
     }
     shown = {family: [state.point for state in report.trained.inputs] for family, report in by.items()}
@@ -132,7 +134,9 @@ def test_the_story_of_the_same_three_integers():
         "llama": ["post.2", "post.30", "post.58"],
         "deepseek_v2": ["post.1", "post.29", "post.57"],
     }
-    asked = Asked(family="deepseek_v2", layers=61, spec=CaptureSpec.parse("post.2, post.30, post.58"))
+    asked = ExplainOptions(
+        family="deepseek_v2", layers=61, spec=CaptureSpec.parse("post.2, post.30, post.58")
+    )
     report = explain_ids([2, 30, 58], asked)
     newest = [row for row in report.rows if row.library == "sglang" and row.newest]
     assert newest
@@ -144,7 +148,7 @@ def test_the_story_of_the_same_three_integers():
 
 
 def test_without_a_writer_ids_are_shown_and_not_judged():
-    report = explain_ids([2, 30, 58], Asked(family="llama", layers=61))
+    report = explain_ids([2, 30, 58], ExplainOptions(family="llama", layers=61))
     assert report.trained.by.startswith("cannot be known")
     assert {row.verdict.outcome for row in report.rows} <= {"unknown", "fails"}
     by = {reading.convention: reading.inputs for reading in report.trained.candidates}
@@ -180,7 +184,7 @@ def test_a_capture_section_whose_order_cannot_be_is_a_fault(tmp_path, order):
 
 def test_another_target_than_the_heads_is_said():
     head = str(ROOT / "examples" / "smollm2" / "head")
-    report = explain_head(head, Asked(layers=24))
+    report = explain_head(head, ExplainOptions(layers=24))
     assert "own.target" in {finding.check for finding in report.findings}
     assert not agrees(report, [])
 
@@ -221,7 +225,7 @@ def test_own_heads_and_other_heads_are_judged_alike(raw_head, tmp_path, fields, 
     config["eagle_aux_hidden_state_layer_ids"] = [2, 6, 9, 10][:inputs]
     name = f"head-{len(list(tmp_path.iterdir()))}"
     head = raw_head("modelopt", config=config, tensors=tensors | norms, inputs=inputs, name=name)
-    report = explain_head(head, Asked(family="llama", layers=12, written_for="sglang.llama"))
+    report = explain_head(head, ExplainOptions(family="llama", layers=12, written_for="sglang.llama"))
     held = tensors | {"fc.weight": torch.ones(8, 8 * inputs)}
     for statement in statements(points, 12, "llama", False, fields, held, "0"):
         if statement.engine not in ("sglang", "vllm"):
@@ -234,7 +238,7 @@ def test_own_heads_and_other_heads_are_judged_alike(raw_head, tmp_path, fields, 
 
 
 def test_engines_are_named_by_library_reader_or_version():
-    report = explain_ids([2, 30, 58], Asked(family="llama", layers=61, written_for="vllm"))
+    report = explain_ids([2, 30, 58], ExplainOptions(family="llama", layers=61, written_for="vllm"))
     assert agrees(report, ["vllm", "vllm==0.20.0", "speculators"])
     assert not agrees(report, ["vllm", "sglang"])
     with pytest.raises(ConventionError, match="0\\.0\\.1"):
@@ -244,7 +248,7 @@ def test_engines_are_named_by_library_reader_or_version():
 
 
 def test_a_document_of_another_form_is_refused():
-    document = explain_ids([2], Asked(family="llama", layers=12)).to_json()
+    document = explain_ids([2], ExplainOptions(family="llama", layers=12)).to_json()
     assert Report.json_schema()["properties"].keys() == document.keys()
     with pytest.raises(HeadError, match="format"):
         Report.from_json({**document, "format": 2})

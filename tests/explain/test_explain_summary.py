@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capture_hooks.errors import CaptureHooksError
-from capture_hooks.interop.explain import Asked, agrees, explain_dump, explain_head, explain_ids, summary
+from capture_hooks.interop.explain import (
+    ExplainOptions,
+    agrees,
+    explain_dump,
+    explain_head,
+    explain_ids,
+    summary,
+)
 from capture_hooks.interop.explain.summary import slots
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec, Point
@@ -41,7 +48,7 @@ def test_the_sentence_says_right_exactly_where_the_report_does(data, n, family, 
     trained = data.draw(st.lists(st.integers(0, n - 1), max_size=4, unique=True))
     spec = CaptureSpec(tuple(map(Point.post, trained))) if trained else None
     try:
-        report = explain_ids(ids, Asked(family=family, layers=n, written_for=writer, spec=spec))
+        report = explain_ids(ids, ExplainOptions(family=family, layers=n, written_for=writer, spec=spec))
         found = summary(report, wanted)
     except CaptureHooksError:
         return
@@ -69,7 +76,7 @@ def test_a_slot_is_right_exactly_where_its_state_is(data, n, family):
     some = st.lists(st.integers(1, n - 2), min_size=1, max_size=4, unique=True)
     ids, trained = data.draw(some), map(Point.post, data.draw(some))
     try:
-        report = explain_ids(ids, Asked(family=family, layers=n, spec=CaptureSpec(tuple(trained))))
+        report = explain_ids(ids, ExplainOptions(family=family, layers=n, spec=CaptureSpec(tuple(trained))))
     except CaptureHooksError:
         return
     for row in report.rows:
@@ -112,13 +119,13 @@ def test_a_slot_is_right_exactly_where_its_state_is(data, n, family):
     ],
 )
 def test_the_sentence_for_the_same_three_integers(asked, engines, words):
-    found = summary(explain_ids([2, 30, 58], Asked(**KIMI, **asked)), engines)
+    found = summary(explain_ids([2, 30, 58], ExplainOptions(**KIMI, **asked)), engines)
     for word in words:
         assert word in found.sentence
 
 
 def test_the_sentence_where_the_target_is_not_known():
-    found = summary(explain_ids([2, 30, 58], Asked()))
+    found = summary(explain_ids([2, 30, 58], ExplainOptions()))
     assert not found.right
     assert found.sentence == (
         "Unknown: what engines feed cannot be known without the target; give --target, or --family and "
@@ -127,14 +134,14 @@ def test_the_sentence_where_the_target_is_not_known():
 
 
 def test_runners_that_do_not_do_the_same_are_told_apart(raw_head):
-    asked = Asked(family="llama", layers=12, written_for="sglang")
+    asked = ExplainOptions(family="llama", layers=12, written_for="sglang")
     found = summary(explain_head(raw_head(nested=[1, 5, 8]), asked))
     assert found.sentence.startswith("Right for SGLang and vLLM (v2), wrong for vLLM (v1): ")
     assert [line.name for line in found.lines] == ["SGLang 0.5.23", "vLLM 0.33.0 (v1)", "vLLM 0.33.0 (v2)"]
 
 
 def test_right_states_with_a_fault_beside_them_are_not_right(raw_head):
-    asked = Asked(family="llama", layers=12, written_for="sglang")
+    asked = ExplainOptions(family="llama", layers=12, written_for="sglang")
     report = explain_head(raw_head(nested=[1, 5, 8], config={"tie_word_embeddings": True}), asked)
     found = summary(report, ["sglang"])
     assert [finding.check for finding in found.faults] == ["weights.tied"]
@@ -145,7 +152,7 @@ def test_right_states_with_a_fault_beside_them_are_not_right(raw_head):
 
 
 def test_what_is_wrong_for_two_engines_alike_is_one_fault(raw_head):
-    asked = Asked(family="llama", layers=12, written_for="sglang")
+    asked = ExplainOptions(family="llama", layers=12, written_for="sglang")
     report = explain_head(raw_head(nested=[1, 5, 8], config={"hidden_act": "gelu"}), asked)
     assert len([f for f in report.findings if f.check == "config.hidden_act"]) == 2
     (fault,) = [f for f in summary(report).faults if f.check == "config.hidden_act"]

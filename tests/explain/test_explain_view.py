@@ -17,7 +17,7 @@ from capture_hooks.cli._explain_html import page
 from capture_hooks.cli._explain_view import SCREEN, show
 from capture_hooks.cli.app import build
 from capture_hooks.errors import CaptureHooksError
-from capture_hooks.interop.explain import Asked, explain_head, explain_ids, summary
+from capture_hooks.interop.explain import ExplainOptions, explain_head, explain_ids, summary
 from capture_hooks.interop.explain.summary import slots
 from capture_hooks.spec import CaptureSpec
 
@@ -100,7 +100,7 @@ def test_a_head_with_any_faults_takes_a_screen_and_hides_none(broken, keys, tens
     target = {"family": "llama", "layers": 12} if known else {}
     head = broken(config, [TENSORS[k] for k in sorted(tensors)])
     try:
-        report = explain_head(head, Asked(written_for=writer, **target))
+        report = explain_head(head, ExplainOptions(written_for=writer, **target))
     except CaptureHooksError:
         return
     text = shown(report)
@@ -122,7 +122,7 @@ def test_a_head_with_any_faults_takes_a_screen_and_hides_none(broken, keys, tens
 )
 @MANY
 def test_any_ids_take_a_screen(ids, family, spec):
-    asked = Asked(family=family, layers=99, spec=None if spec is None else CaptureSpec.parse(spec))
+    asked = ExplainOptions(family=family, layers=99, spec=None if spec is None else CaptureSpec.parse(spec))
     report = explain_ids(ids, asked)
     text = shown(report)
     assert len(text.splitlines()) <= SCREEN
@@ -132,7 +132,7 @@ def test_any_ids_take_a_screen(ids, family, spec):
 
 @pytest.mark.parametrize("options", [{"color_system": None}, {"no_color": True, "force_terminal": True}])
 def test_what_differs_is_marked_without_colours_too(options):
-    asked = Asked(family="llama", layers=61, spec=CaptureSpec.parse("post.2, embed, post.58"))
+    asked = ExplainOptions(family="llama", layers=61, spec=CaptureSpec.parse("post.2, embed, post.58"))
     text = shown(explain_ids([2, 30, 58], asked), **options)
     text = re.sub(r"\x1b\[[\d;]*m", "", text)
     assert re.search(r"SGLang 0\.5\.23 +post\.2, post\.30\*, post\.58 +wrong", text)
@@ -140,7 +140,7 @@ def test_what_differs_is_marked_without_colours_too(options):
 
 
 def test_what_differs_is_bold_in_a_terminal():
-    asked = Asked(family="llama", layers=61, spec=CaptureSpec.parse("post.2, embed, post.58"))
+    asked = ExplainOptions(family="llama", layers=61, spec=CaptureSpec.parse("post.2, embed, post.58"))
     text = shown(explain_ids([2, 30, 58], asked), force_terminal=True, color_system="standard")
     assert re.search(r"\x1b\[1m[^\x1b]*post\.30\*", text)
     assert not re.search(r"\x1b\[1m[^\x1b]*post\.58", text)
@@ -202,7 +202,7 @@ class Page(HTMLParser):
     "spec", ["post.2, embed, post.58", "post.2, post.30", "post.1, post.29, post.57", None]
 )
 def test_the_page_is_a_matrix_with_right_and_wrong_in_words_too(family, spec):
-    asked = Asked(family=family, layers=61, spec=None if spec is None else CaptureSpec.parse(spec))
+    asked = ExplainOptions(family=family, layers=61, spec=None if spec is None else CaptureSpec.parse(spec))
     report = explain_ids([2, 30, 58], asked)
     found = Page(page(report))
     assert summary(report).sentence in found.text
@@ -223,7 +223,7 @@ def test_a_hostile_file_does_not_get_into_the_page(broken, more):
     bad = f"</style></title><script>alert(1)</script><img src=x onerror='a'>\"&{more}"
     config = {"architectures": [bad], "hidden_act": bad, "model_type": bad, "eagle_config": {bad: bad}}
     head = broken(config, [("fc.bias", torch.ones(8)), (f"x{bad}"[:60], torch.ones(1))])
-    text = page(explain_head(head, Asked(family=bad, layers=30)))
+    text = page(explain_head(head, ExplainOptions(family=bad, layers=30)))
     found = Page(text)
     tags = {tag for tag, _ in found.tags}
     assert tags <= {

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from capture_hooks.errors import HeadError
 from capture_hooks.heads.vocabulary import read_vocabulary
-from capture_hooks.interop.explain import Asked, explain_head
+from capture_hooks.interop.explain import ExplainOptions, explain_head
 
 V, D = 40, 10
-LLAMA = Asked(family="llama", layers=12, written_for="sglang")
+LLAMA = ExplainOptions(family="llama", layers=12, written_for="sglang")
 kept = st.lists(st.integers(0, V - 1), min_size=D, max_size=D, unique=True).map(sorted).map(torch.tensor)
 MANY = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

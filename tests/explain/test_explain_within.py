@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capture_hooks.interop.explain import Asked, agrees, explain_head
+from capture_hooks.interop.explain import ExplainOptions, agrees, explain_head
 
 TWO = {"num_hidden_layers": 2, "eagle_aux_hidden_state_layer_ids": [2, 6, 9]}
 
@@ -20,7 +20,7 @@ def layer(hidden_norm, input_layernorm):
 
 
 def by_check(directory, written_for="specforge"):
-    report = explain_head(directory, Asked(family="llama", layers=12, written_for=written_for))
+    report = explain_head(directory, ExplainOptions(family="llama", layers=12, written_for=written_for))
     return report, {(f.check, f.severity): set(f.engines) for f in report.findings}
 
 

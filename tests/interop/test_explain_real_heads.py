@@ -3,13 +3,13 @@
 import pytest
 import real_heads
 
-from capture_hooks.interop.explain import Asked, agrees, explain_head
+from capture_hooks.interop.explain import ExplainOptions, agrees, explain_head
 
 MEANT = ["post.0", "post.2", "post.5"]
 
 
 def explained(name, **said):
-    asked = Asked(target=str(real_heads.target()), **said)
+    asked = ExplainOptions(target=str(real_heads.target()), **said)
     return explain_head(str(real_heads.head(name)), asked)
 
 

@@ -19,7 +19,7 @@ import torch
 from capture_hooks import CaptureSpec, bind
 from capture_hooks.decoding import SpeculativeDecoder
 from capture_hooks.heads import load_head
-from capture_hooks.interop.explain import Asked, agrees, explain_head
+from capture_hooks.interop.explain import ExplainOptions, agrees, explain_head
 
 pytestmark = pytest.mark.slow
 
@@ -260,11 +260,13 @@ def test_modelopts_second_norm_is_not_served(model, embedded):
 
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_explain_agrees_with_the_converted_head(name):
-    asked = Asked(target=str(real.target()))
+    asked = ExplainOptions(target=str(real.target()))
     assert agrees(explain_head(str(real.converted(name)), asked), ["sglang", "vllm.v1", "vllm.v2"])
 
 
 def test_explain_says_who_cannot_serve_a_head_with_speculators_defaults():
-    report = explain_head(str(real.converted("speculators-default")), Asked(target=str(real.target())))
+    report = explain_head(
+        str(real.converted("speculators-default")), ExplainOptions(target=str(real.target()))
+    )
     assert agrees(report, ["vllm.v1", "vllm.v2"])
     assert not agrees(report, ["sglang"])

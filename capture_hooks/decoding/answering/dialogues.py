@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ...store.data.forms import Form, TokenIds
 from ...store.data.records import Row, RowError
 from ...store.data.wire import Conversation, Message
-from ..contract import Asked, Generated
+from ..contract import Generated, PromptRequest
 from .journal import Record
 from .messages import Answers, conversation_fields, message_fields
 
@@ -93,7 +93,7 @@ class Answering:
         self._asking = asking
         return self
 
-    def asks(self) -> Asked | None:
+    def asks(self) -> PromptRequest | None:
         """See `capture_hooks.decoding.contract.Dialogue`.
 
         Raises:
@@ -119,7 +119,7 @@ class Answering:
         if limit < 1:
             self._new(Record(self.number, self._taken, cut="too long"))
             return None
-        return Asked(prompt, limit, self._asking.seed_of(self.number, self._taken), known)
+        return PromptRequest(prompt, limit, self._asking.seed_of(self.number, self._taken), known)
 
     def takes(self, answer: Generated | None) -> int:
         """The answer to what was asked last, None where it is known; how many tokens were new."""

@@ -27,7 +27,7 @@ from transformers.generation.logits_process import (
 
 from ...errors import DecodingError
 from ...target import context_length
-from ..contract import Asked, Dialogue, Generated, Sampling
+from ..contract import Dialogue, Generated, PromptRequest, Sampling
 
 #: Batches of dialogues in a block: among so many prompts, those of one length are found.
 BLOCK: Final = 16
@@ -104,7 +104,7 @@ class EmbeddedGeneration:
                     ]
                 open_ = [dialogue for dialogue, _ in wave]
 
-    def _batches(self, wave: Sequence[Asked]) -> Iterator[list[int]]:
+    def _batches(self, wave: Sequence[PromptRequest]) -> Iterator[list[int]]:
         """Which prompts run together; long ones first, for those are what memory may not suffice for."""
 
         def kind(at: int) -> tuple[int, int]:
@@ -121,7 +121,7 @@ class EmbeddedGeneration:
         if batch:
             yield batch
 
-    def _generate(self, asked: Sequence[Asked]) -> list[Generated]:
+    def _generate(self, asked: Sequence[PromptRequest]) -> list[Generated]:
         ids, mask = self._padded([one.prompt for one in asked])
         limit = asked[0].max_new_tokens
         try:

@@ -20,7 +20,7 @@ from ...io import check_regular, digest_of, refused, replacing
 from ...store.data import BadRowPolicy, Row, RowEncoder, RowError, TemplateSettings, read_rows
 from ...store.data.forms import form_of
 from ...store.data.summary import BadRowCounter, BadRows
-from ..contract import Asked, Dialogue, Generated, GeneratingEngine, Sampling
+from ..contract import Dialogue, Generated, GeneratingEngine, PromptRequest, Sampling
 from .dialogues import Answering, AnsweringConversation, AnsweringIds, Asking, Left, Unfinished, answering
 from .journal import Journal, Record, check_same, journal, partial
 from .messages import FITS, Answers
@@ -414,7 +414,7 @@ class Cost:
 
 
 def measured(
-    engine: GeneratingEngine, asked: Sequence[Asked], answers: int, tokens: float | None, most: int
+    engine: GeneratingEngine, asked: Sequence[PromptRequest], answers: int, tokens: float | None, most: int
 ) -> Cost:
     """Answer a few prompts for a moment.
 
@@ -454,18 +454,18 @@ class _Once:
 
     finished = False
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked: Asked | None = asked
+    def __init__(self, asked: PromptRequest) -> None:
+        self._asked: PromptRequest | None = asked
 
-    def asks(self) -> Asked | None:
+    def asks(self) -> PromptRequest | None:
         asked, self._asked = self._asked, None
         return asked
 
 
-def _trial(engine: GeneratingEngine, asked: Sequence[Asked], tokens: int) -> tuple[float, int]:
+def _trial(engine: GeneratingEngine, asked: Sequence[PromptRequest], tokens: int) -> tuple[float, int]:
     """Seconds for so many new tokens of each prompt, and how many came of all."""
     once: list[Dialogue] = [
-        _Once(Asked(one.prompt, min(tokens, one.max_new_tokens), one.seed)) for one in asked
+        _Once(PromptRequest(one.prompt, min(tokens, one.max_new_tokens), one.seed)) for one in asked
     ]
     came = 0
     started = time.perf_counter()

@@ -10,12 +10,12 @@ from ...heads.files import CONFIG
 from .checks import findings
 from .report import Report, Row
 from .rows import of_dump, of_file, of_ids, requested
-from .subject import Asked, Subject, dump_subject, head_subject, ids_subject
+from .subject import ExplainOptions, Subject, dump_subject, head_subject, ids_subject
 from .summary import Summary, concerns, summary
 from .trained import Known
 
 __all__ = [
-    "Asked",
+    "ExplainOptions",
     "Known",
     "Report",
     "Summary",
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def explain(
-    directory: str | None, ids: Sequence[int] | None, asked: Asked, known: Known | None = None
+    directory: str | None, ids: Sequence[int] | None, asked: ExplainOptions, known: Known | None = None
 ) -> Report:
     """Explain whichever of them is given: a head's directory (with a ``config.json``), a dump's, or ids.
 
@@ -45,7 +45,9 @@ def explain(
     return explain_dump(directory, ids, asked, known)
 
 
-def explain_head(directory: str, asked: Asked = Asked(), known: Known | None = None) -> Report:  # noqa: B008 - immutable
+def explain_head(
+    directory: str, asked: ExplainOptions = ExplainOptions(), known: Known | None = None
+) -> Report:  # noqa: B008 - immutable
     """Explain a head's directory.
 
     Raises:
@@ -55,7 +57,9 @@ def explain_head(directory: str, asked: Asked = Asked(), known: Known | None = N
     return _report(subject, of_file(subject.config, subject.facts, subject.trained, subject.known))
 
 
-def explain_ids(ids: Sequence[int], asked: Asked = Asked(), known: Known | None = None) -> Report:  # noqa: B008
+def explain_ids(
+    ids: Sequence[int], asked: ExplainOptions = ExplainOptions(), known: Known | None = None
+) -> Report:  # noqa: B008
     """Explain bare integers: to each library under its own key, and to each engine that reads the file.
 
     Raises:
@@ -72,7 +76,7 @@ def explain_ids(ids: Sequence[int], asked: Asked = Asked(), known: Known | None 
 def explain_dump(
     directory: str,
     ids: Sequence[int] | None = None,
-    asked: Asked = Asked(),  # noqa: B008
+    asked: ExplainOptions = ExplainOptions(),  # noqa: B008
     known: Known | None = None,
 ) -> Report:
     """Explain a dump: what it holds, and what each engine must be told to feed a head its states.

@@ -24,7 +24,7 @@ Severity = Literal["wrong", "warning", "note"]
 Outcome = Literal["same", "differs", "fails", "unknown"]
 #: *file*: the engine reads this ``config.json``.  *ids*: it is given the same integers under its own key.
 #: *told*: it is given the ids that name a dump's states.
-Asked = Literal["file", "ids", "told"]
+IdsFrom = Literal["file", "ids", "told"]
 #: *stream*: the residual stream, un-normed.  *embedding*: the same at boundary 0.  *normed*: after the final
 #: norm, as ``lm_head`` is fed.  *module*: a submodule's value.
 Norm = Literal["stream", "embedding", "normed", "module"]
@@ -60,7 +60,7 @@ class Row(_Frozen):
     )
     read_on: str = Field(description="day (ISO) on which that was done")
     source: str = Field(description="file and line in the library")
-    asked: Asked
+    asked: IdsFrom
     newest: bool = Field(description="whether no row speaks for a later version of the same engine")
     convention: str | None = Field(default=None, description="convention by which the ids are read")
     key: str | None = Field(default=None, description="where it finds the ids; null where it finds none")

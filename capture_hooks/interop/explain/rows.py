@@ -14,7 +14,7 @@ from ...errors import ConventionError, SpecError
 from ...spec import Point
 from ..heads.open import layer_ids
 from .compare import differences, one_spelling, state_of
-from .report import Asked, Row, Verdict
+from .report import IdsFrom, Row, Verdict
 from .subject import TargetFacts
 from .trained import Known, TrainedOn, applying_to, for_block_drafters, primary_keys
 
@@ -128,7 +128,7 @@ def requested(rows: Sequence[Row], wanted: str) -> tuple[Row, ...]:
 def _row(
     about: Reader | Convention,
     versions: str,
-    asked: Asked,
+    asked: IdsFrom,
     found: _Found,
     facts: TargetFacts,
     trained: TrainedOn,

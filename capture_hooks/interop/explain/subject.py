@@ -22,7 +22,7 @@ from .trained import Known, TrainedOn, primary_keys
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExplainOptions:
     """What the user says beside the subject itself; everything may be left out.
 
     Attributes:
@@ -98,7 +98,7 @@ class HeadSubject(Subject):
     head: RawHead
 
 
-def head_subject(directory: str, asked: Asked, known: Known) -> HeadSubject:
+def head_subject(directory: str, asked: ExplainOptions, known: Known) -> HeadSubject:
     """A head's directory.
 
     Raises:
@@ -112,7 +112,7 @@ def head_subject(directory: str, asked: Asked, known: Known) -> HeadSubject:
     return HeadSubject("head", directory, head.config, head, head.ids, facts, trained, known)
 
 
-def ids_subject(ids: Sequence[int], asked: Asked, known: Known) -> Subject:
+def ids_subject(ids: Sequence[int], asked: ExplainOptions, known: Known) -> Subject:
     """Bare integers, put where the convention that they are said to be written for reads them.
 
     Raises:
@@ -135,7 +135,7 @@ def ids_subject(ids: Sequence[int], asked: Asked, known: Known) -> Subject:
     return Subject("ids", name, _nested(convention.key, list(ids)), None, found, facts, trained, known)
 
 
-def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked, known: Known) -> Subject:
+def dump_subject(directory: str, ids: Sequence[int] | None, asked: ExplainOptions, known: Known) -> Subject:
     """A dump: our own says what it holds, of another library's the user may say it.
 
     Raises:
@@ -164,7 +164,7 @@ def dump_subject(directory: str, ids: Sequence[int] | None, asked: Asked, known:
     return Subject("dump", directory, {}, None, {}, facts, trained, known, described)
 
 
-def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: Asked) -> None:
+def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: ExplainOptions) -> None:
     given = {
         "--target": asked.target,
         "--family": asked.family,
@@ -176,7 +176,7 @@ def _check_unsaid(place: Path, ids: Sequence[int] | None, asked: Asked) -> None:
         raise StoreError(f"{place} is a capture-hooks dump, whose manifest says this: leave {said[0]} out")
 
 
-def _trained(head: RawHead, asked: Asked, facts: TargetFacts, conventions: Conventions) -> TrainedOn:
+def _trained(head: RawHead, asked: ExplainOptions, facts: TargetFacts, conventions: Conventions) -> TrainedOn:
     said = _by_spec_or(asked, facts)
     if said is None and head.section is not None:
         said = claims.by_section(head.section)
@@ -199,7 +199,7 @@ def _trained(head: RawHead, asked: Asked, facts: TargetFacts, conventions: Conve
 
 
 def _check_agrees(
-    said: TrainedOn, head: RawHead, asked: Asked, facts: TargetFacts, conventions: Conventions
+    said: TrainedOn, head: RawHead, asked: ExplainOptions, facts: TargetFacts, conventions: Conventions
 ) -> None:
     """That ``--written-for`` says the same as what comes before it.
 
@@ -230,11 +230,11 @@ def _by_convention(
         return claims.unknown(str(error), ids, facts.target, conventions)
 
 
-def _by_spec_or(asked: Asked, facts: TargetFacts) -> TrainedOn | None:
+def _by_spec_or(asked: ExplainOptions, facts: TargetFacts) -> TrainedOn | None:
     return None if asked.spec is None else claims.by_spec(asked.spec, facts.target.n_layers)
 
 
-def _facts(head: RawHead, asked: Asked) -> TargetFacts:
+def _facts(head: RawHead, asked: ExplainOptions) -> TargetFacts:
     """The target that the user names, else the one that the head records."""
     _check_one_target(asked)
     if asked.target is None and head.section is not None:
@@ -247,7 +247,7 @@ def _facts(head: RawHead, asked: Asked) -> TargetFacts:
     return _named_target(asked)
 
 
-def _check_one_target(asked: Asked) -> None:
+def _check_one_target(asked: ExplainOptions) -> None:
     """That the target is named once.
 
     Raises:
@@ -259,7 +259,7 @@ def _check_one_target(asked: Asked) -> None:
         )
 
 
-def _named_target(asked: Asked) -> TargetFacts:
+def _named_target(asked: ExplainOptions) -> TargetFacts:
     _check_one_target(asked)
     if asked.target is not None:
         return _target_of_model(asked.target)

@@ -27,7 +27,7 @@ from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.target import context_length, load_config
 
-from .serving.asked import SPEC, SPOOL, what_is_asked
+from .serving.request import SPEC, SPOOL, capture_request
 from .serving.spool import Rows, SpoolId
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ class SGLangDriver(EngineDriver):
 
     def describe(self, head: Path, environment: Mapping[str, str]) -> HeadDescription:
         """A head that SGLang's draft worker computes as it was trained; its wiring is the plugin's matter."""
-        asked = what_is_asked(environment, str(head))
+        asked = capture_request(environment, str(head))
         assert asked is not None
         assert asked.head is not None
         assert asked.head.section is not None

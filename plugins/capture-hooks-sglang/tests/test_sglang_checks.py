@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from capture_hooks_sglang.driver import SGLANG, SGLangDriver, own_arithmetic
-from capture_hooks_sglang.serving.asked import what_is_asked
+from capture_hooks_sglang.serving.request import capture_request
 
 from capture_hooks.engines.checks import check_port, check_target
 from capture_hooks.errors import EngineError, HeadError, ModelError, SpecError
@@ -42,7 +42,7 @@ def refusal(head, environment=None, model=Path("model")):
 
 
 def test_the_shipped_head_is_asked_for_as_it_is(head):
-    described, asked = DRIVER.check_head(head, Path("model"), {}), what_is_asked({}, str(head))
+    described, asked = DRIVER.check_head(head, Path("model"), {}), capture_request({}, str(head))
     assert described.directory == asked.head.directory
     assert [str(point) for point in asked.spec.inputs] == ["post.2", "post.15", "post.27"]
     assert asked.verify == "strict"

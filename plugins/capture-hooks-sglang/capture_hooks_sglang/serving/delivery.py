@@ -21,7 +21,7 @@ from capture_hooks.errors import EngineError
 from capture_hooks.spec import CaptureSpec, Site
 
 from ..forward import check_mode, expected_rows
-from .asked import Asked
+from .request import CaptureRequest
 
 Mechanism = Literal["native", "hooks"]
 
@@ -243,7 +243,7 @@ def _put(args: list[Any], kwargs: dict[str, Any], position: int, name: str, valu
 _FROM_TARGET = frozenset({"EXTEND", "MIXED", "DRAFT_EXTEND_V2"})
 
 
-def attach_draft_check(runner: Any, asked: Asked) -> None:
+def attach_draft_check(runner: Any, asked: CaptureRequest) -> None:
     """Check every forward of the draft model of ``runner``.
 
     Raises:

@@ -19,9 +19,9 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of, serve_or_refuse
 from capture_hooks.errors import CaptureHooksError, EngineError
 
-from .asked import SPOOL, Asked, what_is_asked
 from .delivery import Delivery, attach_draft_check, lend_embedding
 from .proof import prove
+from .request import SPOOL, CaptureRequest, capture_request
 from .spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _REFUSED: Final = (
 class Served:
     """What this process captures."""
 
-    asked: Asked
+    asked: CaptureRequest
     delivery: Delivery
 
 
@@ -83,7 +83,7 @@ def configure(original: Callable[[Any], None], runner: Any) -> None:
         CaptureHooksError: the request cannot be served; SGLang then stops this process.
     """
     try:
-        asked = what_is_asked(os.environ, draft_path())
+        asked = capture_request(os.environ, draft_path())
         if asked is None:
             original(runner)
         elif os.environ.get(SPOOL):
@@ -104,12 +104,12 @@ def share_embedding(scheduler: Any) -> None:
     Raises:
         BindError: the target's parts cannot be found.
     """
-    asked = what_is_asked(os.environ, draft_path())
+    asked = capture_request(os.environ, draft_path())
     if asked is not None and asked.head is not None:
         lend_embedding(scheduler.tp_worker.model_runner.model)
 
 
-def _configure_target(original: Callable[[Any], None], runner: Any, asked: Asked) -> None:
+def _configure_target(original: Callable[[Any], None], runner: Any, asked: CaptureRequest) -> None:
     _check_server(runner, asked)
     anatomy = find_anatomy(runner.model)
     delivery = Delivery(anatomy, asked.spec)
@@ -141,7 +141,7 @@ def build_and_prove(original: Callable[..., None], scheduler: Any, *args: Any, *
         EngineError: in strict mode, when another wiring fits better or the evidence is too thin.
     """
     try:
-        what_is_asked(os.environ, draft_path())
+        capture_request(os.environ, draft_path())
     except CaptureHooksError as error:
         _report_failure(error)
         raise
@@ -171,7 +171,7 @@ def _judge(worker: Any, served: Served) -> tuple[Outcome, str]:
     return proof.verdict, str(proof)
 
 
-def _check_head(asked: Asked, delivery: Delivery) -> None:
+def _check_head(asked: CaptureRequest, delivery: Delivery) -> None:
     """The width that the head's ``fc`` eats is the width delivered, and the target is as deep as its own."""
     if asked.head is None:
         return
@@ -257,7 +257,7 @@ def draft_path() -> str | None:
     return path
 
 
-def _configure_spool(original: Callable[[Any], None], runner: Any, asked: Asked) -> None:
+def _configure_spool(original: Callable[[Any], None], runner: Any, asked: CaptureRequest) -> None:
     """Bind the spec to the target; nothing is captured yet.
 
     Raises:
@@ -296,7 +296,7 @@ def forget_aborted(result: None, scheduler: Any, request: Any) -> None:
         spool.forget("" if request.abort_all else request.rid)
 
 
-def _check_settings(runner: Any, asked: Asked) -> None:
+def _check_settings(runner: Any, asked: CaptureRequest) -> None:
     """Refuse a server that cannot capture.
 
     Raises:
@@ -309,7 +309,7 @@ def _check_settings(runner: Any, asked: Asked) -> None:
             raise EngineError(f"{name}={value} and a capture spec ({asked.source}) do not go together: {why}")
 
 
-def _check_server(runner: Any, asked: Asked) -> None:
+def _check_server(runner: Any, asked: CaptureRequest) -> None:
     """Refuse a server that cannot deliver captured states to a draft head, or to the one who asks for them.
 
     Raises:
@@ -325,7 +325,7 @@ def _check_server(runner: Any, asked: Asked) -> None:
         )
 
 
-def _check_spooling(runner: Any, asked: Asked) -> None:
+def _check_spooling(runner: Any, asked: CaptureRequest) -> None:
     """Refuse a server that cannot leave states in a spool.
 
     Raises:

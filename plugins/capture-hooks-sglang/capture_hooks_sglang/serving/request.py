@@ -28,7 +28,7 @@ SPOOL: Final = "CAPTURE_HOOKS_SPOOL"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CaptureRequest:
     """A request for capture.
 
     Attributes:
@@ -59,7 +59,7 @@ class Asked:
         return Witness.load(self.head.directory / self.head.section.witness.file)
 
 
-def what_is_asked(environment: Mapping[str, str], draft: str | None) -> Asked | None:
+def capture_request(environment: Mapping[str, str], draft: str | None) -> CaptureRequest | None:
     """Read the request, or None where there is none.
 
     Args:
@@ -78,14 +78,14 @@ def what_is_asked(environment: Mapping[str, str], draft: str | None) -> Asked | 
         if head is None:
             return None
         spec = CaptureSpec(inputs=head.file_inputs, target=_spec(head).target)
-        return Asked(spec, head, verify, f"the head {head.directory}")
+        return CaptureRequest(spec, head, verify, f"the head {head.directory}")
     spec = CaptureSpec.parse(text)
     if head is not None and len(spec) != len(head.file_inputs):
         raise EngineError(
             f"{SPEC} asks for {len(spec)} points ({spec}), and the head {head.directory} eats "
             f"{len(head.file_inputs)} ({', '.join(map(str, head.file_inputs))})"
         )
-    return Asked(spec, head, verify, SPEC)
+    return CaptureRequest(spec, head, verify, SPEC)
 
 
 def _head(draft: str | None) -> HeadDescription | None:

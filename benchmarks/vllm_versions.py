@@ -113,12 +113,12 @@ def theirs(runner: str, read: Any, draft: dict[str, Any], sorts: bool) -> list[i
 
 def said(reader: Reader, draft: dict[str, Any]) -> list[int] | str:
     """The same, by our reader."""
-    reading = reader.read(draft, "llama", N_LAYERS)
-    if reading.captured is None:
+    taken = reader.read(draft, "llama", N_LAYERS)
+    if taken.captured is None:
         return "fails"
-    if reading.key is None:
+    if taken.key is None:
         return "default"
-    found = [point.resolve(N_LAYERS).boundary for point in reading.captured.points]
+    found = [point.resolve(N_LAYERS).boundary for point in taken.captured.points]
     return [boundary for boundary in found if boundary is not None]
 
 

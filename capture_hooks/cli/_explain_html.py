@@ -157,9 +157,11 @@ def _history(report: Report) -> Iterator[str]:
     yield "<details><summary>Every library and version</summary>\n"
     if report.trained.candidates:
         yield "<p>What the ids would mean, if they were written for</p><dl>"
-        for reading in report.trained.candidates:
-            means = _all(reading.inputs) if reading.inputs is not None else f"nothing: {reading.refusal}"
-            yield f"<dt>{_text(f'{reading.convention} {reading.versions}')}<dd>{_text(means)}"
+        for candidate in report.trained.candidates:
+            means = (
+                _all(candidate.inputs) if candidate.inputs is not None else f"nothing: {candidate.refusal}"
+            )
+            yield f"<dt>{_text(f'{candidate.convention} {candidate.versions}')}<dd>{_text(means)}"
         yield "</dl>\n"
     yield '<div class="wide"><table><thead><tr><th>engine<th>asked<th>feeds<th>verdict<th>source</tr></thead>'
     yield "<tbody>\n"

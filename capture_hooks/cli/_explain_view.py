@@ -28,7 +28,7 @@ from ..store.data.pieces import printable
 
 if TYPE_CHECKING:
     from ..interop.explain import Report
-    from ..interop.explain.report import Finding, Reading, Row, Severity, State
+    from ..interop.explain.report import Candidate, Finding, Row, Severity, State
 
 #: Lines of the short form, where each has room for 100 characters.
 SCREEN: Final = 30
@@ -234,8 +234,8 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     yield report.kind, report.subject + (f" ({report.layout} layout)" if report.layout else "")
     yield "target", _target(report)
     yield "trained", trained.by if trained.inputs is None else f"{_states(trained.inputs)}\n({trained.by})"
-    for states, readings in _alike(trained.candidates):
-        yield "", f"{states}, if they are read as by {', '.join(map(_reader, readings))}"
+    for states, candidates in _alike(trained.candidates):
+        yield "", f"{states}, if they are read as by {', '.join(map(_reader, candidates))}"
 
 
 def _target(report: Report) -> str:
@@ -244,11 +244,13 @@ def _target(report: Report) -> str:
     return f"{target.family or 'an unknown family'}, {layers} ({target.by})"
 
 
-def _alike(readings: Sequence[Reading]) -> Iterator[tuple[str, list[Reading]]]:
-    def states(reading: Reading) -> str:
-        return _states(reading.inputs) if reading.inputs is not None else f"no states: {reading.refusal}"
+def _alike(candidates: Sequence[Candidate]) -> Iterator[tuple[str, list[Candidate]]]:
+    def states(candidate: Candidate) -> str:
+        return (
+            _states(candidate.inputs) if candidate.inputs is not None else f"no states: {candidate.refusal}"
+        )
 
-    for text, group in groupby(sorted(readings, key=states), states):
+    for text, group in groupby(sorted(candidates, key=states), states):
         yield text, list(group)
 
 
@@ -323,9 +325,9 @@ def _grid(rows: Iterator[tuple[str, str]] | Sequence[tuple[str, str]], style: st
     return grid
 
 
-def _reader(reading: Reading) -> str:
-    day = "" if reading.rank == "verified" else f", read {reading.read_on}, not run"
-    return f"{reading.convention} ({reading.versions}{day})"
+def _reader(candidate: Candidate) -> str:
+    day = "" if candidate.rank == "verified" else f", read {candidate.read_on}, not run"
+    return f"{candidate.convention} ({candidate.versions}{day})"
 
 
 def _states(states: Sequence[State]) -> str:

@@ -127,7 +127,7 @@ def convert(
         )
         _dump(source, destination, to, read_as, declared)
         return
-    from ..interop.heads import Target, convert_head, layout_named
+    from ..interop.heads import TargetShape, convert_head, layout_named
     from ..plugins import registry
     from ..target import load_target, load_whole_config
 
@@ -141,7 +141,7 @@ def convert(
         source,
         destination,
         to=to,
-        target=Target.of_config(load_whole_config(target), target) if target is not None else None,
+        target=TargetShape.of_config(load_whole_config(target), target) if target is not None else None,
         model=model,
         written_for=written_for,
         spec=points,

@@ -1,7 +1,7 @@
 """Integer layer ids and points, both ways, for every library.  Imports no torch."""
 
-from .contract import Captured, Convention, Conventions, Reader, Reading
-from .lookup import BUILTIN, convention_for, engine_ids, readings, require_verified
+from .contract import Captured, Convention, Conventions, Reader, TakenIds
+from .lookup import BUILTIN, convention_for, engine_ids, meanings, require_verified
 
 __all__ = [
     "BUILTIN",
@@ -9,9 +9,9 @@ __all__ = [
     "Convention",
     "Conventions",
     "Reader",
-    "Reading",
+    "TakenIds",
     "convention_for",
     "engine_ids",
-    "readings",
+    "meanings",
     "require_verified",
 ]

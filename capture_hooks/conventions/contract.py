@@ -119,7 +119,7 @@ Conventions = Mapping[str, Convention]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TakenIds:
     """What an engine takes from a head's ``config.json``.
 
     Attributes:
@@ -154,7 +154,7 @@ class Reader(ABC):
     about: str = ""
 
     @abstractmethod
-    def read(self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions) -> Reading:
+    def read(self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions) -> TakenIds:
         """Total: every config gives states, or a refusal.
 
         Args:

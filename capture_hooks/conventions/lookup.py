@@ -88,7 +88,7 @@ class Meaning:
     """What one convention makes of a list of ids.
 
     Attributes:
-        convention: whose reading it is.
+        convention: the one that was asked.
         points: what the ids mean, exactly; None where they mean nothing to this library.
         captured: what it does with them, meant or not; None where it fails.
         refusal: why they mean nothing, and how the library fails where it does; None where they mean points.
@@ -154,7 +154,7 @@ def convention_for(
     return found[0]
 
 
-def readings(
+def meanings(
     ids: Sequence[int],
     model_type: str,
     n_layers: int,

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from ..errors import ConventionError
 from ..spec import Point
-from .contract import Captured, Convention, Conventions, Rank, Reader, Reading, why
+from .contract import Captured, Convention, Conventions, Rank, Reader, TakenIds, why
 from .lookup import BUILTIN, convention_for, rows, spelled_out, table
 from .rules import SglangBlocks, VllmBackend, spread
 from .versions import Versions
@@ -53,21 +53,21 @@ class Row(Reader):
         return convention_for(self.library, family, key, self.version, known)
 
 
-def refused(reason: str) -> Reading:
+def refused(reason: str) -> TakenIds:
     """It stops before it looks at ids."""
-    return Reading(None, None, None, None, reason)
+    return TakenIds(None, None, None, None, reason)
 
 
-def read_list(chosen: Convention, key: str | None, ids: Any, n_layers: int) -> Reading:
+def read_list(chosen: Convention, key: str | None, ids: Any, n_layers: int) -> TakenIds:
     """What a convention makes of a value; of None, its default."""
     if ids is not None and not isinstance(ids, list | tuple):
-        return Reading(chosen.name, key, None, None, f"{key} is {ids!r}, no list")
+        return TakenIds(chosen.name, key, None, None, f"{key} is {ids!r}, no list")
     written = None if ids is None else tuple(ids)
     try:
         found = chosen.default(n_layers) if written is None else chosen.captured(written, n_layers)
     except ConventionError as error:
-        return Reading(chosen.name, key, written, None, why(error))
-    return Reading(chosen.name, key, written, found)
+        return TakenIds(chosen.name, key, written, None, why(error))
+    return TakenIds(chosen.name, key, written, found)
 
 
 # SGLang
@@ -82,7 +82,7 @@ class Sglang(Row):
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
-    ) -> Reading:
+    ) -> TakenIds:
         """See `Reader.read`."""
         if _architectures(config) & (_DFLASH_DRAFTS | _DSPARK_DRAFTS):
             return read_blocks(config, family, n_layers, self.version, known)
@@ -90,25 +90,25 @@ class Sglang(Row):
             return refused("it has no parser for speculators' layout")
         eaten, ids = self._found(config)
         if not eaten:
-            return Reading(None, _FLAG, None, Captured((Point("final_norm"),), (f"{_FLAG} is false",)))
+            return TakenIds(None, _FLAG, None, Captured((Point("final_norm"),), (f"{_FLAG} is false",)))
         try:
             chosen = self.convention(known, family)
             if ids is None:
                 found = chosen.default(n_layers)
                 own = ", ".join(map(str, found.points))
                 quirk = f"no ids are found under {NESTED}: it takes its default, {own}"
-                return Reading(chosen.name, None, None, Captured(found.points, (quirk, *found.quirks)))
+                return TakenIds(chosen.name, None, None, Captured(found.points, (quirk, *found.quirks)))
             listed = tuple(ids)
         except ConventionError as error:
             return refused(why(error))
         except _FAILURES as error:
             return refused(f"it stops while it sets the layers: {_shown(error)}")
         try:
-            return Reading(chosen.name, NESTED, listed, chosen.captured(listed, n_layers))
+            return TakenIds(chosen.name, NESTED, listed, chosen.captured(listed, n_layers))
         except ConventionError as error:
-            return Reading(chosen.name, NESTED, listed, None, why(error))
+            return TakenIds(chosen.name, NESTED, listed, None, why(error))
         except _FAILURES as error:
-            return Reading(chosen.name, NESTED, listed, None, str(error) or type(error).__name__)
+            return TakenIds(chosen.name, NESTED, listed, None, str(error) or type(error).__name__)
 
     def _found(self, config: Mapping[str, Any]) -> tuple[bool, Any]:
         """Whether the head eats intermediate states, and its ids."""
@@ -165,7 +165,7 @@ _SHIFTED: Final = frozenset(("DFlash2DraftModel", "MuseGlimmerAssistantModel"))
 
 def read_blocks(
     config: Mapping[str, Any], family: str, n_layers: int, version: str, known: Conventions = BUILTIN
-) -> Reading:
+) -> TakenIds:
     """Which ids SGLang finds in the config of a DFlash or DSpark draft.
 
     From ``dflash_config``, else from the top level; a DSpark draft's ``dspark_target_layer_ids`` come before
@@ -178,9 +178,9 @@ def read_blocks(
             raise ConventionError(f"{family} has no set_dflash_layers_to_capture: the server stops")
         if dspark:
             _require_markov(config)
-        reading = _blocks_listed(chosen, config, family, n_layers, version)
-        if not dspark or config.get(DSPARK) is None or reading.refusal is not None:
-            return reading
+        taken = _blocks_listed(chosen, config, family, n_layers, version)
+        if not dspark or config.get(DSPARK) is None or taken.refusal is not None:
+            return taken
         return _blocks_taken(chosen, DSPARK, config[DSPARK], n_layers)
     except ConventionError as error:
         return refused(why(error))
@@ -201,35 +201,35 @@ def block_layers(n_layers: int, draft_layers: int) -> list[int]:
 
 def _blocks_listed(
     chosen: Convention, config: Mapping[str, Any], family: str, n_layers: int, version: str
-) -> Reading:
+) -> TakenIds:
     nested = _object(config, "dflash_config")
     key: str | None = DFLASH if "target_layer_ids" in nested else DENSE
     value = nested.get("target_layer_ids", config.get(DENSE))
     if value is None:
         key, value = None, block_layers(n_layers, _draft_layers(config))
-    reading = _blocks_taken(chosen, key, value, n_layers)
+    taken = _blocks_taken(chosen, key, value, n_layers)
     moved = family == "muse_glimmer" and version != "0.5.18" and _architectures(config) & _SHIFTED
-    if not moved or reading.refusal is not None or reading.ids is None:
-        return reading
-    outputs = _blocks_taken(chosen, key, [number + 1 for number in reading.ids], n_layers)
-    return replace(outputs, ids=reading.ids)
+    if not moved or taken.refusal is not None or taken.ids is None:
+        return taken
+    outputs = _blocks_taken(chosen, key, [number + 1 for number in taken.ids], n_layers)
+    return replace(outputs, ids=taken.ids)
 
 
-def _blocks_taken(chosen: Convention, key: str | None, value: Any, n_layers: int) -> Reading:
+def _blocks_taken(chosen: Convention, key: str | None, value: Any, n_layers: int) -> TakenIds:
     """What the model makes of the list; only DSpark's own is not compared with the target's depth."""
     if not isinstance(value, list):
-        return Reading(chosen.name, key, None, None, f"{value!r} is no list of ids: a ValueError")
+        return TakenIds(chosen.name, key, None, None, f"{value!r} is no list of ids: a ValueError")
     try:
         if key == DSPARK and isinstance(chosen, SglangBlocks):
             captured = chosen.unchecked(value, n_layers)
         else:
             captured = chosen.captured(value, n_layers)
     except ConventionError as error:
-        return Reading(chosen.name, key, None, None, why(error))
+        return TakenIds(chosen.name, key, None, None, why(error))
     quirks = captured.quirks
     if key is None:
         quirks = (f"no ids are given: it takes {value}, as many as the draft has layers", *quirks)
-    return Reading(chosen.name, key, tuple(map(int, value)), replace(captured, quirks=quirks))
+    return TakenIds(chosen.name, key, tuple(map(int, value)), replace(captured, quirks=quirks))
 
 
 def _architectures(config: Mapping[str, Any]) -> set[str]:
@@ -306,7 +306,7 @@ class Vllm(Row):
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
-    ) -> Reading:
+    ) -> TakenIds:
         """See `Reader.read`."""
         try:
             draft = rewritten(config, self.types, self.layers)
@@ -315,13 +315,13 @@ class Vllm(Row):
                 return refused("this runner of this version does not run DSpark")
             if self.flag and method == "eagle3" and _fed_the_last_state(draft):
                 final = Captured((Point("final_norm"),), (f"{_FLAG} is false",))
-                return Reading("vllm", _FLAG, None, final)
+                return TakenIds("vllm", _FLAG, None, final)
             of_draft = method == "dspark" and draft.get("model_type") == "deepseek_v41"
             found = self._find(draft, self.as_is and (family == "deepseek_v41" or of_draft))
         except _FAILURES as error:
             return refused(f"it stops while it reads the head's config: {_shown(error)}")
         try:
-            return self._reading(found, family, n_layers, known)
+            return self._taken(found, family, n_layers, known)
         except _FAILURES as error:
             return refused(f"it stops while it sets the layers: {_shown(error)}")
 
@@ -339,7 +339,7 @@ class Vllm(Row):
                 found = _at(place, draft, as_is)
         return found if found is not None and found.value and isinstance(found.value, list | tuple) else None
 
-    def _reading(self, found: Ids | None, family: str, n_layers: int, known: Conventions) -> Reading:
+    def _taken(self, found: Ids | None, family: str, n_layers: int, known: Conventions) -> TakenIds:
         chosen = self.convention(known, family, found.key if found else TOP)
         if found is None:
             return read_list(chosen, None, None, n_layers)
@@ -352,12 +352,12 @@ class Vllm(Row):
         quirks = tuple(text for value in values if (text := _never_matches(value)))
         if not ids:
             nothing = f"{chosen.name}: {found.at} is {values}, of which nothing names a layer"
-            return Reading(chosen.name, found.at, ids, None, nothing)
-        reading = read_list(chosen, found.at, ids, n_layers)
-        if reading.captured is None:
-            return reading
-        captured = replace(reading.captured, quirks=(*quirks, *reading.captured.quirks))
-        return replace(reading, captured=captured)
+            return TakenIds(chosen.name, found.at, ids, None, nothing)
+        taken = read_list(chosen, found.at, ids, n_layers)
+        if taken.captured is None:
+            return taken
+        captured = replace(taken.captured, quirks=(*quirks, *taken.captured.quirks))
+        return replace(taken, captured=captured)
 
 
 def _at(place: Place, draft: Mapping[str, Any], as_is: bool) -> Ids:
@@ -460,7 +460,7 @@ class Specforge(Row):
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
-    ) -> Reading:
+    ) -> TakenIds:
         """See `Reader.read`."""
         architectures = config.get("architectures")
         named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
@@ -470,10 +470,10 @@ class Specforge(Row):
         outer, _, inner = key.partition(".")
         nested = config.get(outer) or {}
         if not isinstance(nested, dict):
-            return Reading(chosen.name, key, None, None, f"{outer} is {nested!r}, no object")
+            return TakenIds(chosen.name, key, None, None, f"{outer} is {nested!r}, no object")
         ids = nested.get(inner)
         if ids is None and block:
-            return Reading(chosen.name, key, None, None, f"{key} is {ids!r}, no list")
+            return TakenIds(chosen.name, key, None, None, f"{key} is {ids!r}, no list")
         return read_list(chosen, None if ids is None else key, ids, n_layers)
 
 
@@ -487,7 +487,7 @@ class LlamaCpp(Row):
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
-    ) -> Reading:
+    ) -> TakenIds:
         """See `Reader.read`."""
         architectures = config.get("architectures")
         first = architectures[0] if isinstance(architectures, list) and architectures else None
@@ -524,16 +524,16 @@ class Dflash(Row):
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
-    ) -> Reading:
+    ) -> TakenIds:
         """See `Reader.read`."""
         chosen = self.convention(known, family, self.key)
         nested = config.get("dflash_config")
         if not isinstance(nested, Mapping):
-            return Reading(chosen.name, None, None, None, f"dflash_config is {nested!r}, no object")
+            return TakenIds(chosen.name, None, None, None, f"dflash_config is {nested!r}, no object")
         if "target_layer_ids" in nested:
             ids = nested["target_layer_ids"]
             if ids is None:
-                return Reading(chosen.name, DFLASH, None, None, f"{DFLASH} is {ids!r}, no list")
+                return TakenIds(chosen.name, DFLASH, None, None, f"{DFLASH} is {ids!r}, no list")
             return read_list(chosen, DFLASH, ids, n_layers)
         if not self.spreads:
             return read_list(chosen, None, None, n_layers)
@@ -543,13 +543,13 @@ class Dflash(Row):
                 f"{self.name}: without {DFLASH} it needs num_target_layers and num_hidden_layers, "
                 f"which are {depth!r} and {of_draft!r}"
             )
-            return Reading(chosen.name, None, None, None, text)
+            return TakenIds(chosen.name, None, None, None, text)
         own = spread(depth, of_draft)
-        reading = replace(read_list(chosen, None, own, n_layers), ids=None)
-        if reading.captured is None:
-            return reading
-        quirks = (f"no ids are given: it takes {own}", *reading.captured.quirks)
-        return replace(reading, captured=replace(reading.captured, quirks=quirks))
+        taken = replace(read_list(chosen, None, own, n_layers), ids=None)
+        if taken.captured is None:
+            return taken
+        quirks = (f"no ids are given: it takes {own}", *taken.captured.quirks)
+        return replace(taken, captured=replace(taken.captured, quirks=quirks))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -558,7 +558,7 @@ class NoList(Row):
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
-    ) -> Reading:
+    ) -> TakenIds:
         """What it captures where the caller names no layers."""
         return read_list(self.convention(known, family), None, None, n_layers)
 

@@ -11,7 +11,7 @@ from textwrap import dedent
 
 import pytest
 
-from capture_hooks.conventions import BUILTIN, Conventions, convention_for, readings
+from capture_hooks.conventions import BUILTIN, Conventions, convention_for, meanings
 from capture_hooks.conventions.lookup import in_force
 from capture_hooks.errors import ConventionError, PluginError
 from capture_hooks.plugins import GROUP, build_registry
@@ -117,13 +117,13 @@ def test_a_refusal_lists_what_there_is(install: Install) -> None:
 
 def test_readings_ask_every_library_once_and_by_its_primary_key(install: Install) -> None:
     known = install("acme", ACME)
-    found = {one.convention.library: one for one in readings([2, 18, 33], "llama", 36, known=known)}
+    found = {one.convention.library: one for one in meanings([2, 18, 33], "llama", 36, known=known)}
     assert found["acme"].convention.name == "acme.new"
     assert set(found) >= {"acme", "sglang", "vllm", "transformers", "tensorrt_llm", "eagle"}
-    only = readings([2, 18, 33], "llama", 36, key="blocks", known=known)
+    only = meanings([2, 18, 33], "llama", 36, key="blocks", known=known)
     assert [one.convention.name for one in only] == ["acme.blocks"]
-    assert readings([2], "llama", 36, key="layers", version="7", known=known) == ()
-    nonsense = readings(["2", True], "llama", 36, known=known)  # type: ignore[list-item]  # that is the point
+    assert meanings([2], "llama", 36, key="layers", version="7", known=known) == ()
+    nonsense = meanings(["2", True], "llama", 36, known=known)  # type: ignore[list-item]  # that is the point
     assert all(one.points is None and one.refusal for one in nonsense)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import capture_hooks.conventions as package
 from capture_hooks import CaptureSpec, Point
-from capture_hooks.conventions import Captured, Convention, convention_for, readings, require_verified
+from capture_hooks.conventions import Captured, Convention, convention_for, meanings, require_verified
 from capture_hooks.conventions.lookup import in_force, meaning
 from capture_hooks.conventions.versions import Versions
 from capture_hooks.errors import ConventionError
@@ -219,7 +219,7 @@ def test_each_is_run_by_a_test_or_says_that_it_was_only_read(name: str) -> None:
 )
 def test_every_library_answers_any_question(request: tuple[int, list[Any]], family: str) -> None:
     n, ids = request
-    found = readings(ids, family, n)
+    found = meanings(ids, family, n)
     libraries = [one.convention.library for one in found]
     assert libraries == sorted({c.library for c in in_force() if _covers(c.library, family)})
     for one in found:
@@ -240,7 +240,7 @@ def test_no_public_function_takes_ids_without_a_convention_or_a_library() -> Non
         if not inspect.isfunction(thing):
             continue
         parameters = set(inspect.signature(thing).parameters)
-        if parameters & {"ids", "points"} and name != "readings":  # which answers for each library apart
+        if parameters & {"ids", "points"} and name != "meanings":  # which answers for each library apart
             assert parameters & {"library", "chosen"}, f"{name}{inspect.signature(thing)}"
     for method in (Convention.to_points, Convention.captured):
         assert "self" in inspect.signature(method).parameters

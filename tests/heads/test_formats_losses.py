@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import ConventionError, HeadError, SpecError
 from capture_hooks.heads import load_head, save_head
-from capture_hooks.interop.heads import FORMATS, Target, convert_head, open_head
+from capture_hooks.interop.heads import FORMATS, TargetShape, convert_head, open_head
 from capture_hooks.interop.heads.settle import settle
 from capture_hooks.spec import CaptureSpec
 
@@ -22,7 +22,7 @@ KEY = "eagle_aux_hidden_state_layer_ids"
 
 @pytest.fixture(scope="module")
 def about(target):
-    return Target.of_anatomy(find_anatomy(target))
+    return TargetShape.of_anatomy(find_anatomy(target))
 
 
 @pytest.fixture

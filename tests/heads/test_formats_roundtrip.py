@@ -16,7 +16,7 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.conventions import BUILTIN
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
-from capture_hooks.interop.heads import FORMATS, Target, convert_head, open_head
+from capture_hooks.interop.heads import FORMATS, TargetShape, convert_head, open_head
 from capture_hooks.interop.heads.draft import Draft, by_depth, reordered
 from capture_hooks.interop.heads.ours import write_ours
 from capture_hooks.interop.heads.settle import settle
@@ -100,7 +100,7 @@ def drafts(draw, vocabulary, target):
 
 @pytest.fixture(scope="module")
 def about(target):
-    return Target.of_anatomy(find_anatomy(target))
+    return TargetShape.of_anatomy(find_anatomy(target))
 
 
 def write(draft, layout, place, model):

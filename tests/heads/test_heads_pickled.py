@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from capture_hooks.cli import main
 from capture_hooks.errors import HeadError
 from capture_hooks.heads import load_head
-from capture_hooks.interop.heads import FORMATS, Target, convert_head
+from capture_hooks.interop.heads import FORMATS, TargetShape, convert_head
 from capture_hooks.interop.heads.open import open_head
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny
@@ -57,7 +57,7 @@ def eagle(target, tmp_path_factory):
         tiny.randomise(head)
     sequences = [[(7 * i * i + 3 * i + s) % 250 for i in range(20)] for s in range(4)]
     save_head(head, root / "ours", model=target, witness=make_witness(target, SPEC, sequences))
-    convert_head(root / "ours", root / "eagle", to="eagle", target=Target.of_anatomy(anatomy))
+    convert_head(root / "ours", root / "eagle", to="eagle", target=TargetShape.of_anatomy(anatomy))
     return root / "eagle"
 
 
@@ -109,7 +109,7 @@ def same(ours, theirs):
 def _of(model):
     from capture_hooks.capture import find_anatomy
 
-    return Target.of_anatomy(find_anatomy(model))
+    return TargetShape.of_anatomy(find_anatomy(model))
 
 
 def command(monkeypatch, capsys, *words):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from capture_hooks.capture import find_anatomy
 from capture_hooks.heads import make_witness, readout_of, save_head
-from capture_hooks.interop.heads import Target, convert_head
+from capture_hooks.interop.heads import TargetShape, convert_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.testing import tiny
@@ -58,7 +58,7 @@ def target(tmp_path_factory):
     place = tmp_path_factory.mktemp("target")
     model.save_pretrained(place)
     tiny.tokenizer().save_pretrained(place)  # SGLang looks for one
-    return model, Target.of_config(model.config, str(place))
+    return model, TargetShape.of_config(model.config, str(place))
 
 
 def make_head(model, spec, draft, settings):

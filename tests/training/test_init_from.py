@@ -7,7 +7,7 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.errors import HeadError, TrainingError
 from capture_hooks.heads import HeadWarning, load_head, make_witness, readout_of, save_head
 from capture_hooks.heads.contract import TrainBatch
-from capture_hooks.interop.heads import FORMATS, Target, convert_head
+from capture_hooks.interop.heads import FORMATS, TargetShape, convert_head
 from capture_hooks.plugins import registry
 from capture_hooks.spec import CaptureSpec
 from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
@@ -55,7 +55,7 @@ def published(target, tmp_path_factory):
     sequences = [[(7 * i * i + 3 * i + s) % 250 for i in range(20)] for s in range(4)]
     save_head(head, root / "capture-hooks", model=target, witness=make_witness(target, SPEC, sequences))
     for layout in ("eagle", "modelopt", "speculators"):
-        convert_head(root / "capture-hooks", root / layout, to=layout, target=Target.of_anatomy(anatomy))
+        convert_head(root / "capture-hooks", root / layout, to=layout, target=TargetShape.of_anatomy(anatomy))
     return root
 
 

@@ -16,7 +16,7 @@ NormState = Literal["normed", "unnormed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
+class DumpMeaning:
     """What a format's own library takes its files for; the files themselves say none of it.
 
     Attributes:
@@ -155,7 +155,7 @@ class DumpFormat(Protocol):
     def name(self) -> str: ...
 
     @property
-    def meaning(self) -> Meaning: ...
+    def meaning(self) -> DumpMeaning: ...
 
     @property
     def pickles(self) -> bool:

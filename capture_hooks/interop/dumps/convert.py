@@ -116,7 +116,7 @@ def convert_dump(
     if reader.name == writer.name:
         raise StoreError(f"{source} is a {to} dump already")
     opened = reader.open(source)
-    target = None if declared.target is None else _Target(declared.target)
+    target = None if declared.target is None else _HollowTarget(declared.target)
     settled = _settle(reader, opened.facts, writer, declared, target, conventions)
     report = on_progress or (lambda done, total: None)
     lags = reader.meaning.mask_lag, writer.meaning.mask_lag
@@ -211,7 +211,7 @@ def _settle(
     facts: Facts,
     destination: DumpFormat,
     declared: Declared,
-    target: _Target | None,
+    target: _HollowTarget | None,
     conventions: Conventions,
 ) -> _Settled:
     """Put together what files and user say.
@@ -241,7 +241,7 @@ _FINAL_NORM = Point("final_norm")
 
 
 def _as_read(
-    source: DumpFormat, facts: Facts, declared: Declared, target: _Target | None
+    source: DumpFormat, facts: Facts, declared: Declared, target: _HollowTarget | None
 ) -> tuple[NormState, tuple[str, ...]]:
     """The norm state of the last hidden state; a note where the user overrules the library's own reading."""
     implied = _stated_by_points(declared, facts, target)
@@ -268,7 +268,7 @@ def _as_read(
     )
 
 
-def _as_written(last: NormState, destination: DumpFormat, target: _Target | None) -> NormState:
+def _as_written(last: NormState, destination: DumpFormat, target: _HollowTarget | None) -> NormState:
     """The norm state that the destination holds, which the dump has or the target's norm gives."""
     wanted, why = destination.meaning.wants or last, destination.meaning.about_last
     if last == "normed" and wanted == "unnormed":
@@ -285,7 +285,7 @@ def _as_written(last: NormState, destination: DumpFormat, target: _Target | None
 
 
 def _spec(
-    facts: Facts, declared: Declared, target: _Target | None, conventions: Conventions
+    facts: Facts, declared: Declared, target: _HollowTarget | None, conventions: Conventions
 ) -> CaptureSpec | None:
     """The points, from whoever says them; the target point is another matter."""
     if declared.spec is not None and declared.ids is not None:
@@ -306,7 +306,7 @@ def _spec(
 
 
 def _points(
-    facts: Facts, declared: Declared, target: _Target | None, conventions: Conventions
+    facts: Facts, declared: Declared, target: _HollowTarget | None, conventions: Conventions
 ) -> tuple[Point, ...]:
     """The inputs that ids mean; ids may name the last hidden state too, behind them."""
     assert declared.ids is not None
@@ -329,7 +329,7 @@ def _points(
     return points
 
 
-def _stated_by_points(declared: Declared, facts: Facts, target: _Target | None) -> NormState | None:
+def _stated_by_points(declared: Declared, facts: Facts, target: _HollowTarget | None) -> NormState | None:
     """The norm state that points imply: ``-> post.-1``, or one id more than there are inputs."""
     if declared.ids is not None and facts.slots is not None and len(declared.ids) == facts.slots + 1:
         return "unnormed"
@@ -345,14 +345,14 @@ def _stated_by_points(declared: Declared, facts: Facts, target: _Target | None) 
     )
 
 
-def _is_end(point: Point, target: _Target) -> bool:
+def _is_end(point: Point, target: _HollowTarget) -> bool:
     return (
         point.resolve(target.anatomy.n_layers, target.anatomy.split_boundaries).boundary
         == target.anatomy.n_layers
     )
 
 
-class _Target:
+class _HollowTarget:
     """A target by the path of its checkpoint; what is not asked for is not read.
 
     Raises:
@@ -495,7 +495,7 @@ def same_losses(mask: Tensor, lag: int, new_lag: int, place: str) -> Tensor:
 
     Every library's own data preparation marks tokens: ``loss_mask[t]`` is 1 where x[t] was written by the
     assistant.  Their trainers differ in which prediction a mark decides: the one of x[p] is weighted by
-    ``loss_mask[p - lag]``, with the lag of `Meaning.mask_lag`.  So either the marks stay the same, or the
+    ``loss_mask[p - lag]``, with the lag of `DumpMeaning.mask_lag`.  So either the marks stay the same, or the
     losses.
 
     A head's row t predicts x[t+2] and later ones, so nothing is predicted before x[2]; the last prediction is

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from ...errors import StoreError
 from .. import pickles
-from .contract import Meaning, NormState, Plan, Rows, Source
+from .contract import DumpMeaning, NormState, Plan, Rows, Source
 from .files import Copies, FileSource, marks, numbered, save_dict, saved, states, tensor_in, token_ids
 
-MEANING = Meaning(
+MEANING = DumpMeaning(
     library="ModelOpt",
     versions="0.47.0",
     last=None,

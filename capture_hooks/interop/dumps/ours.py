@@ -15,9 +15,9 @@ from ...store.manifest import MANIFEST, Engine, Manifest, Provenance
 from ...store.shard import NotFiniteError, StoredSequence
 from ...store.writing import stored_dtype, with_shards_of
 from ...target import checkpoint_fingerprint, hollow_anatomy
-from .contract import Facts, Meaning, NormState, Plan, Rows, Source
+from .contract import DumpMeaning, Facts, NormState, Plan, Rows, Source
 
-MEANING = Meaning(
+MEANING = DumpMeaning(
     library="capture-hooks",
     versions=__version__,
     last=None,

@@ -18,10 +18,10 @@ from typing import IO, cast
 
 from ...errors import StoreError
 from .. import pickles
-from .contract import Facts, Meaning, Plan, Rows, Source
+from .contract import DumpMeaning, Facts, Plan, Rows, Source
 from .files import Copies, FileSource, marks, numbered, save_dict, saved, states, tensor_in, token_ids
 
-MEANING = Meaning(
+MEANING = DumpMeaning(
     library="SpecForge",
     versions="0.2.0",
     last="normed",

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...errors import StoreError
 from .. import pickles
-from .contract import Meaning, Plan, Rows, Source
+from .contract import DumpMeaning, Plan, Rows, Source
 from .files import (
     Copies,
     FileSource,
@@ -44,7 +44,7 @@ from .files import (
 )
 from .vllm import EXTRACTED, extracted, write_extracted
 
-MEANING = Meaning(
+MEANING = DumpMeaning(
     library="speculators",
     versions="0.9.0",
     last="unnormed",
@@ -168,7 +168,7 @@ _MASK = (
     "marks are the assistant's tokens; readers shift them with the last hidden state (0.3.0 "
     "train/data.py:39, models/eagle3/data.py:8 since)"
 )
-V1 = Meaning(
+V1 = DumpMeaning(
     library="speculators",
     versions="0.3.0 to 0.5.0",
     last="unnormed",
@@ -181,7 +181,7 @@ V1 = Meaning(
     about_mask=_MASK,
     wants="unnormed",
 )
-V0 = Meaning(
+V0 = DumpMeaning(
     library="speculators",
     versions="0.3.0",
     last="normed",

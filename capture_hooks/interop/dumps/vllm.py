@@ -18,10 +18,10 @@ from typing import Final
 from ...errors import StoreError
 from ...store.manifest import MANIFEST
 from ...store.shard import TensorStream, write_columns
-from .contract import Facts, Meaning, Plan, Rows, Source
+from .contract import DumpMeaning, Facts, Plan, Rows, Source
 from .files import FileSource, numbered, read_tensors, saved, states, tensor_names, token_ids
 
-MEANING = Meaning(
+MEANING = DumpMeaning(
     library="vLLM",
     versions="0.32.0 to 0.33.0",
     last=None,

@@ -46,8 +46,10 @@ def explain(
 
 
 def explain_head(
-    directory: str, asked: ExplainOptions = ExplainOptions(), known: Known | None = None
-) -> Report:  # noqa: B008 - immutable
+    directory: str,
+    asked: ExplainOptions = ExplainOptions(),  # noqa: B008 - immutable
+    known: Known | None = None,
+) -> Report:
     """Explain a head's directory.
 
     Raises:
@@ -58,8 +60,10 @@ def explain_head(
 
 
 def explain_ids(
-    ids: Sequence[int], asked: ExplainOptions = ExplainOptions(), known: Known | None = None
-) -> Report:  # noqa: B008
+    ids: Sequence[int],
+    asked: ExplainOptions = ExplainOptions(),  # noqa: B008 - immutable
+    known: Known | None = None,
+) -> Report:
     """Explain bare integers: to each library under its own key, and to each engine that reads the file.
 
     Raises:
@@ -76,7 +80,7 @@ def explain_ids(
 def explain_dump(
     directory: str,
     ids: Sequence[int] | None = None,
-    asked: ExplainOptions = ExplainOptions(),  # noqa: B008
+    asked: ExplainOptions = ExplainOptions(),  # noqa: B008 - immutable
     known: Known | None = None,
 ) -> Report:
     """Explain a dump: what it holds, and what each engine must be told to feed a head its states.

@@ -111,7 +111,7 @@ class Finding(_Frozen):
         )
 
 
-class Reading(_Frozen):
+class Candidate(_Frozen):
     """What the ids would mean if somebody's convention were the one they were written by."""
 
     convention: str
@@ -127,10 +127,10 @@ class Trained(_Frozen):
 
     inputs: tuple[State, ...] | None = Field(description="in the order of fc's columns; null where unknown")
     by: str = Field(description="who says so, or why it cannot be known")
-    candidates: tuple[Reading, ...] = Field(default=(), description="where unknown: what it might be")
+    candidates: tuple[Candidate, ...] = Field(default=(), description="where unknown: what it might be")
 
 
-class Target(_Frozen):
+class KnownTarget(_Frozen):
     """The target model, as far as it is known."""
 
     family: str | None = Field(default=None, description="model_type")
@@ -147,7 +147,7 @@ class Report(_Frozen):
     kind: Literal["head", "ids", "dump"]
     subject: str = Field(description="what was explained: a path, or the ids")
     layout: str | None = Field(default=None, description="whose layout the files have")
-    target: Target
+    target: KnownTarget
     trained: Trained
     rows: tuple[Row, ...]
     findings: tuple[Finding, ...] = ()

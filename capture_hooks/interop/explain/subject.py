@@ -17,7 +17,7 @@ from ...store.manifest import MANIFEST, Manifest
 from ..dumps import DumpDescription, describe
 from ..heads import RawHead, open_head
 from . import trained as claims
-from .report import Target
+from .report import KnownTarget
 from .trained import Known, TrainedOn, primary_keys
 
 
@@ -59,7 +59,7 @@ class TargetFacts:
         config: its text decoder's configuration; None where no model was given.
     """
 
-    target: Target
+    target: KnownTarget
     split: frozenset[int] | None = None
     config: Mapping[str, Any] | None = None
 
@@ -287,7 +287,7 @@ def _target_of_model(name: str) -> TargetFacts:
             f"{name}: its config has no model_type or no num_hidden_layers; is it a language model?"
         )
     return TargetFacts(
-        Target(
+        KnownTarget(
             family=family,
             n_layers=n_layers,
             hidden_size=_whole(text, "hidden_size", "n_embd", "d_model"),
@@ -303,7 +303,7 @@ def _target_of_section(section: CaptureSection) -> TargetFacts:
     """The fingerprint that a head of ours carries."""
     print_ = section.target
     return TargetFacts(
-        Target(
+        KnownTarget(
             family=print_.model_type,
             n_layers=print_.n_layers,
             hidden_size=print_.hidden_size,
@@ -316,7 +316,7 @@ def _target_of_section(section: CaptureSection) -> TargetFacts:
 def _target_of_manifest(manifest: Manifest) -> TargetFacts:
     """The fingerprint that a dump of ours carries."""
     print_ = manifest.fingerprint
-    target = Target(
+    target = KnownTarget(
         family=print_.model_type,
         n_layers=print_.n_layers,
         hidden_size=print_.hidden_size,
@@ -339,7 +339,7 @@ def _target_in_words(family: str | None, n_layers: int | None) -> TargetFacts:
     said = " and ".join(
         word for word, value in (("--family", family), ("--layers", n_layers)) if value is not None
     )
-    return TargetFacts(Target(family=family, n_layers=n_layers, by=said or "not known"))
+    return TargetFacts(KnownTarget(family=family, n_layers=n_layers, by=said or "not known"))
 
 
 def _corrected(recorded: TargetFacts, family: str | None, n_layers: int | None) -> TargetFacts:

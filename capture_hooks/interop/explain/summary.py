@@ -147,10 +147,10 @@ def not_run(rows: Sequence[Row]) -> str:
 def meanings(report: Report) -> dict[str, list[str]]:
     """Where nobody says what the ids mean: the states to which of the newest conventions that tests run."""
     found: dict[str, list[str]] = {}
-    for reading in report.trained.candidates:
-        newest = reading.rank == "verified" and not EARLIER.search(reading.convention)
-        if reading.inputs is not None and newest:
-            found.setdefault(states_text(reading.inputs), []).append(reading.convention)
+    for candidate in report.trained.candidates:
+        newest = candidate.rank == "verified" and not EARLIER.search(candidate.convention)
+        if candidate.inputs is not None and newest:
+            found.setdefault(states_text(candidate.inputs), []).append(candidate.convention)
     return found
 
 

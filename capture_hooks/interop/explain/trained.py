@@ -22,7 +22,7 @@ from ...spec import CaptureSpec, Point
 from ...store.manifest import Manifest
 from ..dumps import FORMATS, DumpFormat
 from .compare import state_of
-from .report import Reading, Target, Trained
+from .report import Candidate, KnownTarget, Trained
 
 _SPECULATORS: Final = "speculators"
 
@@ -153,7 +153,9 @@ def by_final_state() -> TrainedOn:
     return _known((Point("final_norm"),), 1, "eagle_config.use_aux_hidden_state = false")
 
 
-def by_convention(name: str, ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:
+def by_convention(
+    name: str, ids: Mapping[str, Any], target: KnownTarget, conventions: Conventions
+) -> TrainedOn:
     """The meaning of the ids to the library that they are said to be written for.
 
     Args:
@@ -170,7 +172,7 @@ def by_convention(name: str, ids: Mapping[str, Any], target: Target, conventions
     return _by(f"--written-for {name}", named(name, target, conventions, ids), ids, target)
 
 
-def _by(who: str, chosen: Convention, ids: Mapping[str, Any], target: Target) -> TrainedOn:
+def _by(who: str, chosen: Convention, ids: Mapping[str, Any], target: KnownTarget) -> TrainedOn:
     n_layers = needed(target)
     found = ids.get(chosen.key)
     by = f"{who}: {chosen.name} {chosen.versions}, "
@@ -181,7 +183,7 @@ def _by(who: str, chosen: Convention, ids: Mapping[str, Any], target: Target) ->
     return replace(_known(points, n_layers, by), library=chosen.library)
 
 
-def by_layout(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:
+def by_layout(ids: Mapping[str, Any], target: KnownTarget, conventions: Conventions) -> TrainedOn:
     """The one convention of a speculators head.
 
     Raises:
@@ -191,13 +193,13 @@ def by_layout(ids: Mapping[str, Any], target: Target, conventions: Conventions) 
     return _by("its layout", named(_SPECULATORS, target, conventions, ids), ids, target)
 
 
-def unknown(why: str, ids: Mapping[str, Any], target: Target, conventions: Conventions) -> TrainedOn:
+def unknown(why: str, ids: Mapping[str, Any], target: KnownTarget, conventions: Conventions) -> TrainedOn:
     """Nobody says; what the ids would mean to each convention that reads one of the keys that are there."""
     candidates = tuple(_candidates(ids, target, conventions))
     return TrainedOn(None, Trained(inputs=None, by=f"cannot be known: {why}", candidates=candidates))
 
 
-def named(name: str, target: Target, conventions: Conventions, ids: Collection[str] = ()) -> Convention:
+def named(name: str, target: KnownTarget, conventions: Conventions, ids: Collection[str] = ()) -> Convention:
     """The convention of that name, or the one of that library that the target's family picks.
 
     Where the library reads several keys it is the one that is there (``ids``), else its EAGLE-3 list.
@@ -218,7 +220,7 @@ def named(name: str, target: Target, conventions: Conventions, ids: Collection[s
     return convention_for(name, target.family, key, known=conventions)
 
 
-def needed(target: Target) -> int:
+def needed(target: KnownTarget) -> int:
     """The target's number of layers.
 
     Raises:
@@ -245,7 +247,7 @@ def _known(points: Sequence[Point], n_layers: int, by: str) -> TrainedOn:
     return TrainedOn(tuple(points), Trained(inputs=inputs, by=by))
 
 
-def _candidates(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> Iterator[Reading]:
+def _candidates(ids: Mapping[str, Any], target: KnownTarget, conventions: Conventions) -> Iterator[Candidate]:
     """Every convention of the keys that are there, in all its versions."""
     if target.n_layers is None or target.family is None:
         return
@@ -263,8 +265,8 @@ def _candidates(ids: Mapping[str, Any], target: Target, conventions: Conventions
         try:
             points = convention.to_points(whole_numbers(convention.key, found), target.n_layers)
             shown = tuple(state_of(point, target.n_layers) for point in points)
-            yield Reading(**about, inputs=shown)
+            yield Candidate(**about, inputs=shown)
         except ConventionError as error:
-            yield Reading(**about, inputs=None, refusal=why(error))
+            yield Candidate(**about, inputs=None, refusal=why(error))
         except (HeadError, SpecError) as error:
-            yield Reading(**about, inputs=None, refusal=str(error))
+            yield Candidate(**about, inputs=None, refusal=str(error))

@@ -1,7 +1,7 @@
 """Draft heads in other libraries' layouts: read, converted, written."""
 
 from .convert import FORMATS, Conversion, HeadFormat, convert_head, layout_named
-from .draft import Target
+from .draft import TargetShape
 from .open import Flags, RawHead, open_head
 
 __all__ = [
@@ -10,7 +10,7 @@ __all__ = [
     "Flags",
     "HeadFormat",
     "RawHead",
-    "Target",
+    "TargetShape",
     "convert_head",
     "layout_named",
     "open_head",

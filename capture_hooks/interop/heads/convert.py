@@ -18,7 +18,7 @@ from ...errors import HeadError
 from ...heads import files
 from ...heads.checkpoint import SettledHead
 from ...spec import CaptureSpec
-from .draft import CONVERSION, Draft, Target, Written, by_depth
+from .draft import CONVERSION, Draft, HeadFiles, TargetShape, by_depth
 from .eagle import write_eagle
 from .modelopt import write_modelopt
 from .open import Layout, open_head
@@ -39,7 +39,7 @@ class HeadFormat:
     """
 
     name: Layout
-    write: Callable[[Draft, bool, Conventions], Written]
+    write: Callable[[Draft, bool, Conventions], HeadFiles]
 
     def recognises(self, directory: Path, pickles: bool) -> bool:
         """Whether a directory is in this layout.
@@ -67,7 +67,7 @@ class HeadFormat:
             HeadError: see `settle.settle`; or our head would compute something else.
         """
         raw = open_head(directory, pickles=pickles)
-        about = Target.of_anatomy(anatomy)
+        about = TargetShape.of_anatomy(anatomy)
         draft = settle(raw, about, written_for, spec, accept_unverified, conventions)
         draft.spec.resolve(anatomy.n_layers, anatomy.split_boundaries)
         if losses := (*draft.losses, *cannot_say(draft)):
@@ -129,7 +129,7 @@ def convert_head(
     destination: str | os.PathLike[str],
     *,
     to: str,
-    target: Target | None = None,
+    target: TargetShape | None = None,
     model: nn.Module | None = None,
     written_for: str | None = None,
     spec: CaptureSpec | None = None,
@@ -170,7 +170,7 @@ def convert_head(
     if layout == "capture-hooks" and model is None:
         raise HeadError("a head of our own carries its target's fingerprint and states: the model is needed")
     if model is not None:
-        known = Target.of_anatomy(find_anatomy(model))
+        known = TargetShape.of_anatomy(find_anatomy(model))
         named = (target.name, target.architectures) if target is not None else (None, known.architectures)
         target = dataclasses.replace(known, name=named[0], architectures=named[1])
     settled = settle(raw, target, written_for, spec, accept_unverified, conventions)

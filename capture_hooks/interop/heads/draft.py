@@ -25,7 +25,7 @@ CONVERSION: Final = "capture_hooks_conversion"
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetShape:
     """The model that a head drafts for, as far as ids and vocabularies depend on it.
 
     Attributes:
@@ -106,7 +106,7 @@ class Draft:
     kind: str
     schema: HeadSchema
     spec: CaptureSpec
-    target: Target
+    target: TargetShape
     computes: Mapping[str, bool]
     fields: Mapping[str, Any]
     extras: Mapping[str, Any]
@@ -258,7 +258,7 @@ def _taken(tensor: Tensor, columns: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Written:
+class HeadFiles:
     """A head in one layout's names, not yet on disk.
 
     Attributes:

@@ -13,12 +13,12 @@ from typing import Any
 from ...conventions import Convention, Conventions
 from ...errors import ConventionError
 from ...heads.engines import VLLM_KEY, EngineStatement, sglang_ids, vllm_ids
-from .draft import CONVERSION, Draft, Written, no_norm
+from .draft import CONVERSION, Draft, HeadFiles, no_norm
 from .inputs import chosen_convention
 from .keys import reader_notes
 
 
-def write_eagle(draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+def write_eagle(draft: Draft, unverified: bool, conventions: Conventions) -> HeadFiles:
     """``midlayer.*`` and ``t2d``; nested ids are SGLang's, top-level ones vLLM's."""
     nested = chosen_convention("sglang", draft.target.family, unverified, conventions)
     return write_plain(draft, "eagle", "midlayer", nested, conventions, masks=True, own={})
@@ -32,7 +32,7 @@ def write_plain(
     conventions: Conventions,
     masks: bool,
     own: Mapping[str, Any],
-) -> Written:
+) -> HeadFiles:
     """A head with a plain config.
 
     Args:
@@ -92,7 +92,7 @@ def write_plain(
         losses.append(no_norm(layout))
     config["eagle_config"] = eagle
     config[CONVERSION] = draft.conversion(layout)
-    return Written(draft.named(prefix, masks, both_norms=True), config, tuple(losses), tuple(notes))
+    return HeadFiles(draft.named(prefix, masks, both_norms=True), config, tuple(losses), tuple(notes))
 
 
 def _of_another_kind(name: str, draft: Draft) -> bool:

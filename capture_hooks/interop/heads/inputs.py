@@ -11,7 +11,7 @@ from ...errors import ConventionError, HeadError
 from ...heads.consistency import same_points
 from ...heads.engines import VLLM_KEY, is_refusal
 from ...spec import CaptureSpec, Point
-from .draft import Target
+from .draft import TargetShape
 from .open import RawHead
 
 #: The convention that a layout itself fixes.
@@ -20,7 +20,7 @@ FIXED: Final = {"speculators": "speculators"}
 
 def inputs_of(
     raw: RawHead,
-    target: Target,
+    target: TargetShape,
     written_for: str | None,
     spec: CaptureSpec | None,
     unverified: bool,
@@ -108,7 +108,7 @@ def _key(chosen: Convention, raw: RawHead) -> str:
 
 def _contradictions(
     raw: RawHead,
-    target: Target,
+    target: TargetShape,
     spec: CaptureSpec | None,
     points: Sequence[Point],
     used: str | None,
@@ -146,7 +146,7 @@ def _contradictions(
 
 
 def _meant(
-    convention: Convention, ids: list[int], target: Target, spec: CaptureSpec | None
+    convention: Convention, ids: list[int], target: TargetShape, spec: CaptureSpec | None
 ) -> tuple[tuple[Point, ...], bool]:
     """The states that ids mean, and whether in the order of the ids.
 
@@ -165,7 +165,7 @@ def _meant(
     return (spec.inputs, False) if _same_states(meant, spec.inputs, target) else (meant, False)
 
 
-def _same_states(left: Sequence[Point], right: Sequence[Point], target: Target) -> bool:
+def _same_states(left: Sequence[Point], right: Sequence[Point], target: TargetShape) -> bool:
     sites = [sorted(repr(point.resolve(target.n_layers)) for point in points) for points in (left, right)]
     return sites[0] == sites[1]
 
@@ -174,20 +174,20 @@ def _other_order(key: str, ids: Any) -> str:
     return f"{key} = {ids} names the states in another order than fc's columns have; the spec's was taken"
 
 
-def _ambiguous(raw: RawHead, target: Target, conventions: Conventions) -> str:
+def _ambiguous(raw: RawHead, target: TargetShape, conventions: Conventions) -> str:
     lines = [
         f"{raw.directory}: layer ids alone do not say which states they mean. Say --written-for LIBRARY, or "
         "--spec with the points in the order of fc's columns, such as 'post.1, post.14, post.26'"
     ]
     for key, ids in raw.ids.items():
         lines.append(f"  {key} = {ids!r} would mean:")
-        lines += [f"    {reading}" for reading in _readings(ids, key, target, conventions)]
+        lines += [f"    {reading}" for reading in _meanings(ids, key, target, conventions)]
     if not raw.ids:
         lines.append("  it lists no ids; a library named with --written-for would take its default layers")
     return "\n".join(lines)
 
 
-def _readings(ids: Any, key: str, target: Target, conventions: Conventions) -> Iterator[str]:
+def _meanings(ids: Any, key: str, target: TargetShape, conventions: Conventions) -> Iterator[str]:
     """One line for each meaning that some convention of this key gives the ids."""
     of_key = [candidate for candidate in in_force(conventions) if candidate.key == key]
     claimed = {candidate.library for candidate in of_key if target.family in candidate.families}
@@ -208,7 +208,7 @@ def _list(ids: Any, key: str, raw: RawHead) -> list[int]:
     return ids
 
 
-def _check_same(found: CaptureSpec, asked: CaptureSpec | None, target: Target, says: str) -> None:
+def _check_same(found: CaptureSpec, asked: CaptureSpec | None, target: TargetShape, says: str) -> None:
     if asked is not None and not same_points(found.inputs, asked.inputs, target.n_layers):
         raise HeadError(f"{says} {_said(found.inputs)}, and the spec given is {_said(asked.inputs)}")
 

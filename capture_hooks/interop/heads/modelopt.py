@@ -8,12 +8,12 @@ from dataclasses import replace
 from torch import Tensor
 
 from ...conventions import Conventions
-from .draft import Draft, Written
+from .draft import Draft, HeadFiles
 from .eagle import write_plain
 from .inputs import chosen_convention
 
 
-def write_modelopt(draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+def write_modelopt(draft: Draft, unverified: bool, conventions: Conventions) -> HeadFiles:
     """A head as ModelOpt exports it (0.47.0 ``export/plugins/hf_spec_export.py``)."""
     nested = chosen_convention("modelopt", draft.target.family, unverified, conventions)
     own = {

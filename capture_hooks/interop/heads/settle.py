@@ -15,7 +15,7 @@ from ...heads.files import WEIGHTS, check_digest
 from ...heads.vocabulary import read_vocabulary
 from ...spec import CaptureSpec
 from . import keys
-from .draft import CONVERSION, Draft, Target
+from .draft import CONVERSION, Draft, TargetShape
 from .inputs import inputs_of
 from .modelopt import twice
 from .open import NESTED, RawHead
@@ -30,7 +30,7 @@ _ARCHITECTURES: Final = {
 
 def settle(
     raw: RawHead,
-    target: Target | None,
+    target: TargetShape | None,
     written_for: str | None = None,
     spec: CaptureSpec | None = None,
     unverified: bool = False,
@@ -58,7 +58,7 @@ def settle(
     if target is None:
         if raw.section is None:
             raise HeadError(f"{where} does not say what its target is; name it (--target)")
-        target = Target.of_fingerprint(raw.section.target)
+        target = TargetShape.of_fingerprint(raw.section.target)
     spec, contradictions, notes = inputs_of(raw, target, written_for, spec, unverified, conventions)
     fields = _fields(raw, target, where)
     tensors = raw.read()
@@ -141,7 +141,7 @@ def _check_kind(raw: RawHead, where: str) -> None:
             )
 
 
-def _fields(raw: RawHead, target: Target, where: str) -> dict[str, Any]:
+def _fields(raw: RawHead, target: TargetShape, where: str) -> dict[str, Any]:
     """Every field of the draft, filled in as all readers fill it in, and checked against its target.
 
     Raises:

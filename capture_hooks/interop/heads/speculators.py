@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ...conventions import Conventions
 from ...errors import ConventionError
-from .draft import CONVERSION, Draft, Written, no_norm
+from .draft import CONVERSION, Draft, HeadFiles, no_norm
 from .inputs import chosen_convention
 from .keys import reader_notes
 from .open import NESTED
@@ -19,7 +19,7 @@ _VERSION: Final = "0.9.0"
 _KINDS: Final = ("llama",)
 
 
-def write_speculators(draft: Draft, unverified: bool, conventions: Conventions) -> Written:
+def write_speculators(draft: Draft, unverified: bool, conventions: Conventions) -> HeadFiles:
     """A head with ``layers.0.*`` and ``t2d``."""
     convention = chosen_convention("speculators", draft.target.family, unverified, conventions)
     unknown = draft.unknown_tensors
@@ -74,7 +74,7 @@ def write_speculators(draft: Draft, unverified: bool, conventions: Conventions) 
     notes += reader_notes(draft)
     if not config["speculators_config"]["verifier"]["name_or_path"]:
         notes.append("speculators_config.verifier names no model, which training on needs: give --target")
-    return Written(tensors, config, tuple(losses), tuple(notes))
+    return HeadFiles(tensors, config, tuple(losses), tuple(notes))
 
 
 def _own(draft: Draft) -> dict[str, Any]:

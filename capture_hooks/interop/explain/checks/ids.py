@@ -14,7 +14,7 @@ from ....conventions.readers import NESTED, TOP
 from ....errors import CaptureHooksError
 from ....spec import Point
 from ..compare import differences
-from ..report import Finding, Row, Target
+from ..report import Finding, KnownTarget, Row
 from ..subject import HeadSubject, Subject
 from ..trained import whole_numbers
 from .seen import Seen, seen, tensor
@@ -91,7 +91,7 @@ def _one(key: str, ids: Any) -> Iterator[Finding]:
         )
 
 
-def _both(ids: Mapping[str, Any], target: Target, conventions: Conventions) -> Iterator[Finding]:
+def _both(ids: Mapping[str, Any], target: KnownTarget, conventions: Conventions) -> Iterator[Finding]:
     """SGLang reads the nested list alone, vLLM the top-level one first: do they name the same states?"""
     told = f"{NESTED} = {_short(ids[NESTED])} and {TOP} = {_short(ids[TOP])}"
     if target.family is None or target.n_layers is None:

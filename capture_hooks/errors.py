@@ -25,7 +25,7 @@ class Reason:
 
     Attributes:
         code: for programs, one of `conventions.contract.Code`.
-        text: for people: what was asked, and what is wrong with it; not whose answer it is.
+        text: for people: what was asked and what is wrong with it, without the name of the convention.
     """
 
     code: str

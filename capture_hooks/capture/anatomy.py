@@ -68,7 +68,7 @@ class BatchRows:
 
     @classmethod
     def untold(cls, why: str) -> Self:
-        """Rows that belong to nobody knows whom: an error for a session that must tell."""
+        """Rows whose requests are not known: an error for a session that must tell them apart."""
         return cls((), (), (), why)
 
 

@@ -320,7 +320,7 @@ class Refusal:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copied cache is followed by nobody: it gets its own class's method back."""
+        """No session follows a copied cache: the copy gets its own class's method back."""
         original = self._cache()
         copied = memo[id(original)]
         return types.MethodType(type(copied).reorder_cache, copied)

@@ -1,4 +1,4 @@
-"""Command line: thin, no logic."""
+"""The command line: parses options, calls the rooms below, prints what they return."""
 
 import errno
 import io
@@ -10,7 +10,7 @@ from typing import Final
 
 __all__ = ["main"]
 
-#: Set, an error that nobody foresaw is shown with its traceback.
+#: If this variable is set, an unforeseen error is shown with its traceback.
 TRACEBACK: Final = "CAPTURE_HOOKS_TRACEBACK"
 #: The extra that brings a library which is no requirement of the core's.
 _EXTRAS: Final = {
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the ``capture-hooks`` command on ``arguments`` (default: the process's own), and exit.
 
     A user's error is one message and exit code 1, a usage error exit code 2; a reader that went away
-    (``| head``) and Ctrl-C end it quietly.  What nobody foresaw is a bug: it is said to be one, with exit
+    (``| head``) and Ctrl-C end it quietly.  Any other error is a bug and is reported as one, with exit
     code 1, and ``CAPTURE_HOOKS_TRACEBACK=1`` shows where it happened.
     """
     try:

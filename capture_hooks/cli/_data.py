@@ -64,7 +64,7 @@ class DataOptions:
     too_long: Literal["error", "truncate", "skip"] = "error"
 
     def settings(self, clock: str | None = None) -> TemplateSettings:
-        """Of the chat template; ``clock`` is what an interrupted run told it.
+        """Settings of the chat template; ``clock`` is the time that an interrupted run gave it.
 
         Raises:
             BadParameter: an argument that is not KEY=VALUE.

@@ -1,6 +1,6 @@
 """From a draft head's ``config.json`` to the states that an engine captures: keys, fall-backs, and the rest.
 
-Which list a library finds is told here; what it means is the affair of the convention that speaks for the
+Which list a library finds is said here; what it means is said by the convention for the
 target's family, that key and that version.  Statements that can fail on odd values are the library's own:
 what Python makes of such a value is the answer.
 """
@@ -22,7 +22,7 @@ from .versions import Versions
 #: Where EAGLE-3 heads keep their ids: SGLang, SpecForge and ModelOpt; vLLM, speculators and llama.cpp.
 NESTED: Final = "eagle_config.eagle_aux_hidden_state_layer_ids"
 TOP: Final = "eagle_aux_hidden_state_layer_ids"
-#: Where drafts of blocks do.
+#: Where heads that draft whole blocks keep theirs.
 DFLASH: Final = "dflash_config.target_layer_ids"
 DSPARK: Final = "dspark_target_layer_ids"
 DENSE: Final = "target_layer_ids"
@@ -49,12 +49,12 @@ class Row(Reader):
         return self.versions.rpartition(" ")[2]
 
     def convention(self, known: Conventions, family: str, key: str | None = None) -> Convention:
-        """By which this version reads ids for targets of a family."""
+        """The convention by which this version reads ids for targets of a family."""
         return convention_for(self.library, family, key, self.version, known)
 
 
 def refused(reason: str) -> TakenIds:
-    """It stops before it looks at ids."""
+    """The engine stops before it looks at ids."""
     return TakenIds(None, None, None, None, reason)
 
 
@@ -83,7 +83,7 @@ class Sglang(Row):
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
     ) -> TakenIds:
-        """See `Reader.read`."""
+        """What the engine takes from a config; see `Reader.read`."""
         if _architectures(config) & (_DFLASH_DRAFTS | _DSPARK_DRAFTS):
             return read_blocks(config, family, n_layers, self.version, known)
         if "speculators_model_type" in config:
@@ -307,7 +307,7 @@ class Vllm(Row):
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
     ) -> TakenIds:
-        """See `Reader.read`."""
+        """What the engine takes from a config; see `Reader.read`."""
         try:
             draft = rewritten(config, self.types, self.layers)
             method = _method(config, draft)
@@ -461,7 +461,7 @@ class Specforge(Row):
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
     ) -> TakenIds:
-        """See `Reader.read`."""
+        """What the engine takes from a config; see `Reader.read`."""
         architectures = config.get("architectures")
         named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
         block = any(kind in named for kind in ("DFlash", "DSpark", "Domino"))
@@ -488,7 +488,7 @@ class LlamaCpp(Row):
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
     ) -> TakenIds:
-        """See `Reader.read`."""
+        """What the engine takes from a config; see `Reader.read`."""
         architectures = config.get("architectures")
         first = architectures[0] if isinstance(architectures, list) and architectures else None
         if first in self.dflash:
@@ -525,7 +525,7 @@ class Dflash(Row):
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN
     ) -> TakenIds:
-        """See `Reader.read`."""
+        """What the engine takes from a config; see `Reader.read`."""
         chosen = self.convention(known, family, self.key)
         nested = config.get("dflash_config")
         if not isinstance(nested, Mapping):
@@ -554,7 +554,7 @@ class Dflash(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class NoList(Row):
-    """It takes nothing about layers from a head's config: the caller's setting, or its default."""
+    """An engine that takes layers from a setting or its default, never from a head's config."""
 
     def read(
         self, config: Mapping[str, Any], family: str, n_layers: int, known: Conventions = BUILTIN

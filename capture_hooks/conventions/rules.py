@@ -156,7 +156,7 @@ class Boundaries(Rule):
         return [number + 1 for number in ids] if shift else list(ids)
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """See `Convention.to_points`."""
+        """The states that these ids mean; see `Convention.to_points`."""
         found = self.boundaries(self._well_formed(ids, n_layers), n_layers)
         for number, boundary in zip(ids, found, strict=True):
             if not self.lowest(n_layers) <= boundary <= self.highest(n_layers):
@@ -165,7 +165,7 @@ class Boundaries(Rule):
         return tuple(self.point(boundary, n_layers) for boundary in found)
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """See `Convention.from_points`: the first list that is read as these boundaries."""
+        """The first list of ids that the library takes for these boundaries."""
         wanted = self._in_order(points, n_layers)
         # Outputs first: where both lists would do, that one means the same to most other families.
         lists = {shift: [boundary - shift for boundary in wanted] for shift in (1, 0)}
@@ -253,7 +253,7 @@ class Vllm(Boundaries):
         return n_layers if self.end else n_layers - 1
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`; the runner cannot unpack a forward without a single state."""
+        """What the loop captures; vLLM's runner fails where that is no state at all."""
         found = self.boundaries(self.some(ids, n_layers), n_layers)
         if 0 in found and not self.embedding:
             text = "boundary 0 adds the embedding to a residual that is None: a crash"
@@ -295,7 +295,7 @@ class VllmBackend(Vllm):
     embedding: bool = False
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`: each once; anything else fails."""
+        """The states, each once; for anything else the library fails."""
         found = self.boundaries(self.some(ids, n_layers), n_layers)
         for number, boundary in zip(ids, found, strict=True):
             if not 1 <= boundary <= n_layers:
@@ -348,14 +348,14 @@ class Sglang(Boundaries):
         return super().point(boundary, n_layers)
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """See `Convention.to_points`."""
+        """The states that these ids mean; see `Convention.to_points`."""
         points = super().to_points(ids, n_layers)
         if self.graphs_take_default and points != self._default_points(n_layers):
             raise self.refusal("fails", ids, n_layers, self._graphs(n_layers))
         return points
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """See `Convention.from_points`."""
+        """The ids that mean these states; see `Convention.from_points`."""
         ids = super().from_points(self._of_the_stream(points, n_layers), n_layers)
         named = tuple(self.point(k, n_layers) for k in self.boundaries(ids, n_layers))
         if self.graphs_take_default and named != self._default_points(n_layers):
@@ -363,7 +363,7 @@ class Sglang(Boundaries):
         return ids
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`; by what the setter and the loop do with any list, numbers or not."""
+        """What the setter and the loop do with any list, whether or not it holds numbers."""
         try:
             found = self.boundaries(ids, n_layers)
         except TypeError as error:
@@ -478,7 +478,7 @@ class SglangBlocks(Sglang):
     dspark_only: bool = False
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`; an id that is no layer is refused."""
+        """What the ids capture; the library refuses an id that is no layer."""
         for number in self._parsed(ids, n_layers):
             if not 0 <= number < n_layers:
                 raise self.refusal("fails", ids, n_layers, f"{number} is no layer, a ValueError")
@@ -563,7 +563,7 @@ class Table(Rule):
         return states if self.minus_one is None else {-1: Point(self.minus_one), **states}
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """See `Convention.to_points`."""
+        """The states that these ids mean; see `Convention.to_points`."""
         numbers, states = self._numbers(ids, n_layers), self.states(n_layers)
         for number in numbers:
             if number not in states:
@@ -575,7 +575,7 @@ class Table(Rule):
         return tuple(states[number] for number in numbers)
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """See `Convention.from_points`."""
+        """The ids that mean these states; see `Convention.from_points`."""
         numbers = {point.resolve(n_layers): number for number, point in self.states(n_layers).items()}
         found = list[int]()
         for point in points:
@@ -595,7 +595,7 @@ class Table(Rule):
         return found
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`: with what ids outside the table fetch by accident."""
+        """What the ids fetch, those outside the table included, which fetch a state by accident."""
         if self.checked:
             return Captured(self.to_points(ids, n_layers))
         numbers, states, quirks = self._numbers(ids, n_layers), self.states(n_layers), list[str]()
@@ -619,7 +619,7 @@ class Table(Rule):
         return Captured(tuple(states[number] for number in numbers), tuple(quirks))
 
     def default(self, n_layers: int) -> Captured:
-        """See `Convention.default`: a list, through the same code as a written one."""
+        """The default list, taken through the same code as a written one."""
         if self.no_default:
             raise self.refusal("default", (), n_layers, self.no_default)
         ids = DEFAULTS[self.defaults](n_layers)
@@ -668,21 +668,21 @@ class WithLast(Table):
     twice: Literal["kept", "once", "fails"] = "once"
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """See `Convention.to_points`; the last one is no input."""
+        """The states that these ids mean, without the last one, which is no input of the head."""
         found = super().to_points(ids, n_layers)
         if ids[-1] != max(self.states(n_layers)):
             raise self.refusal("order", ids, n_layers, self._mistaken(found[-1], n_layers))
         return found
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """See `Convention.from_points`; the points must include the last one."""
+        """The ids that mean these states; the points must include the last one."""
         found = super().from_points(points, n_layers)
         if found[-1] != max(self.states(n_layers)):
             raise self.refusal("order", points, n_layers, self._mistaken(points[-1], n_layers))
         return found
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`."""
+        """What the library does with these ids; see `Convention.captured`."""
         found = super().captured(ids, n_layers)
         states = self.states(n_layers)
         if found.points[-1] == states[max(states)]:
@@ -701,7 +701,7 @@ class WithoutLast(Table):
     end: Literal["stream", "norm", "none"] = "none"
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`."""
+        """What the library does with these ids; see `Convention.captured`."""
         numbers, last = self._numbers(ids, n_layers), n_layers - 1
         quirks = tuple(
             f"id {number} is the last layer, whose output is taken for the last hidden state: left out"
@@ -730,7 +730,7 @@ class Fixed(Table):
     numbers: Literal["inputs", "outputs", "none"] = "none"
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """Never possible."""
+        """Always refused."""
         raise self.refusal("never", ids, n_layers, self.limits)
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
@@ -776,14 +776,14 @@ class Entries(Rule):
         return Point.post(index - 1) if self.first else Point.pre(index)
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """See `Convention.to_points`."""
+        """The states that these ids mean; see `Convention.to_points`."""
         captured = self.captured(ids, n_layers)
         if captured.quirks:
             raise self.refusal("outside", ids, n_layers, captured.quirks[0])
         return captured.points
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """See `Convention.from_points`."""
+        """The ids that mean these states; see `Convention.from_points`."""
         entries = {self.entry(k, n_layers).resolve(n_layers): k for k in range(self.first, n_layers + 1)}
         ids = list[int]()
         for point in points:
@@ -802,7 +802,7 @@ class Entries(Rule):
         return ids
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`."""
+        """What the library does with these ids; see `Convention.captured`."""
         numbers = self.integers(ids, n_layers)
         if not numbers:
             raise self.refusal("count", ids, n_layers, "there are no ids")
@@ -858,15 +858,15 @@ class Through(Rule):
     through: Convention
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """See `Convention.to_points`."""
+        """The states that these ids mean; see `Convention.to_points`."""
         return self.through.to_points(self._let_through(ids, n_layers), n_layers)
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """See `Convention.from_points`."""
+        """The ids that mean these states; see `Convention.from_points`."""
         return self._let_through(self.through.from_points(points, n_layers), n_layers)
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """See `Convention.captured`."""
+        """What the library does with these ids; see `Convention.captured`."""
         return self.through.captured(self._let_through(ids, n_layers), n_layers)
 
     def default(self, n_layers: int) -> Captured:
@@ -902,19 +902,19 @@ class Never(Rule):
     has_setter: bool = False
 
     def to_points(self, ids: Sequence[int], n_layers: int) -> tuple[Point, ...]:
-        """Never possible."""
+        """Always refused."""
         self._refuse(ids)
 
     def from_points(self, points: Sequence[Point], n_layers: int) -> list[int]:
-        """Never possible."""
+        """Always refused."""
         self._refuse(points)
 
     def captured(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """Never possible."""
+        """Always refused."""
         self._refuse(ids)
 
     def default(self, n_layers: int) -> Captured:
-        """Never possible."""
+        """Always refused."""
         self._refuse([])
 
     def _refuse(self, request: Iterable[object]) -> NoReturn:

@@ -373,7 +373,7 @@ def check_head(head: DraftHead, anatomy: Anatomy, width: int) -> None:
         )
     weight = anatomy.embedding.weight
     assert isinstance(weight, torch.Tensor)
-    generator = torch.Generator(device=ids.device)  # its own: nobody's random numbers move
+    generator = torch.Generator(device=ids.device)  # the global random state stays as it was
     drafting = Drafting(1, warp=_first, generator=generator)
     with torch.inference_mode():
         states = torch.zeros(1, width, dtype=weight.dtype, device=ids.device)

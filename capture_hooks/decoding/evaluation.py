@@ -249,7 +249,7 @@ def _both(
 
 
 def _warm_up(decoder: SpeculativeDecoder, prompt: Prompt) -> None:
-    """First calls allocate, pick kernels and compile; they are nobody's speed."""
+    """Run once before anything is timed: first calls allocate, pick kernels and compile."""
     ids, images = prompt.token_ids[None].to(decoder.target.device), _images(decoder, prompt)
     decoder.generate(ids, 4, do_sample=False, **images)
     decoder.model.generate(

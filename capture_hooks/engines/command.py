@@ -16,7 +16,7 @@ from ..errors import EngineError
 CONFIG: Final = "config"
 #: Of each flag that is read, by the name used here, the spellings that the engine takes.
 Spellings = Mapping[str, tuple[str, ...]]
-#: Parts of names whose values are nobody's business.
+#: A setting whose name contains one of these holds a secret: its value is never shown.
 _SECRET: Final = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _HIDDEN: Final = "***"
 

@@ -137,7 +137,7 @@ class EngineDriver(ABC):
 
     @abstractmethod
     def line(self, model: Path, words: Sequence[str], fixed: Sequence[str]) -> list[str]:
-        """The words of a server that we alone ask: token ids in and out, and nothing but errors printed.
+        """The words of a server for this process alone: token ids in and out, and only errors printed.
 
         Args:
             model: the target.
@@ -147,11 +147,11 @@ class EngineDriver(ABC):
 
     @abstractmethod
     def timed(self, drafts: bool) -> list[str]:
-        """Flags of a server whose answers are timed: a second to the same prompt costs what the first did."""
+        """Flags of a server whose answers are timed: nothing of one answer may make the next one cheaper."""
 
     @abstractmethod
     def plain(self, head: Path, model: Path) -> list[str]:
-        """The command that serves a head without us."""
+        """The command that serves a head with the engine alone, without this project."""
 
     def check_served(self, flags: Flags) -> None:
         """Refuse flags under which a server's life cannot be followed from here.
@@ -174,7 +174,7 @@ class EngineDriver(ABC):
 
     @abstractmethod
     def loads_plugin(self, chosen: str) -> bool:
-        """Whether the engine loads ours where the setting that chooses plugins is ``chosen``."""
+        """Whether the engine loads our plugin where its setting for plugins has the value ``chosen``."""
 
     @abstractmethod
     def describe(self, head: Path, environment: Mapping[str, str]) -> HeadDescription:
@@ -360,7 +360,7 @@ class EngineDriver(ABC):
         *,
         reports: bool,
     ) -> Iterator[tuple[EngineProcess, Info]]:
-        """A server that we alone ask, on a free port of this machine; leaving the context stops it.
+        """A server for this process alone, on a free port of this machine; leaving the context stops it.
 
         Args:
             model: the target.
@@ -397,7 +397,7 @@ class EngineDriver(ABC):
             yield process, info
 
     def _check_reports(self, ranks: set[tuple[int, int]], reports: Sequence[Report]) -> None:
-        """Every rank has the plugin loaded and is content: silence is not success."""
+        """Check that every rank reported, which shows that the plugin is loaded there."""
         silent = sorted(ranks - {(report.replica, report.rank) for report in reports})
         if silent:
             raise EngineError(
@@ -456,13 +456,13 @@ class EngineDriver(ABC):
 
 
 def _another(flags: Flags, name: str, path: Path) -> Path | None:
-    """What a flag names, where that is not ``path``."""
+    """The path that a flag gives, where it is another than ``path``; else None."""
     other = Path(flags.text(name, str(path)))
     return None if other == path or other.resolve() == path.resolve() else other
 
 
 class _Running:
-    """A server that we alone ask."""
+    """A running server that only this process sends requests to."""
 
     job: ClassVar[Job]
 
@@ -564,7 +564,7 @@ class Generating(_Running):
         _, self.context = driver.sizes(info)
 
     def answers(self, dialogues: Iterable[Dialogue]) -> Iterator[list[tuple[Dialogue, Generated | None]]]:
-        """See `capture_hooks.decoding.contract.GeneratingEngine.answers`."""
+        """Answer all dialogues; see `capture_hooks.decoding.contract.GeneratingEngine.answers`."""
         return converse(self._ask, dialogues)
 
     def _ask(self, asked: PromptRequest) -> Generated:

@@ -77,9 +77,7 @@ def _answers(
     report: Callable[[str, int, int], None],
 ) -> list[tuple[Answer, float]]:
     """Each prompt's answer, and the seconds that its first token alone takes."""
-    engine.answer(
-        prompts[0].token_ids.tolist(), 4
-    )  # first calls allocate and compile; they are nobody's speed
+    engine.answer(prompts[0].token_ids.tolist(), 4)  # not timed: first calls allocate and compile
     found = []
     for prompt in prompts:
         tokens = prompt.token_ids.tolist()

@@ -1,4 +1,4 @@
-"""An engine's server as a process group of its own: started, asked, and gone whole when it is stopped."""
+"""An engine's server as a process group of its own: started, sent requests, and stopped as a whole."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 class GoneError(EngineError):
-    """Nothing answers: the server has not begun to, or it is gone."""
+    """The server does not answer: it has not begun to, or it has ended."""
 
 
 class EngineProcess:

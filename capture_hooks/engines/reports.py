@@ -1,4 +1,4 @@
-"""What each rank of a server reports.  Silence is not success: an engine may swallow a plugin's errors."""
+"""What each rank of a server reports.  No report is a failure: an engine may hide a plugin's errors."""
 
 from __future__ import annotations
 

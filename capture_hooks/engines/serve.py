@@ -1,4 +1,4 @@
-"""``serve``: a server held to a report from every rank until it is asked to stop; the reason comes last."""
+"""``serve``: run a server until it is asked to stop, once every rank has reported that it is right."""
 
 from __future__ import annotations
 

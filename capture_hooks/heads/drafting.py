@@ -265,12 +265,12 @@ class StepwiseDrafter:
         self._hidden: Tensor | None = None  # [1, H] of the last accepted row
 
     def accept(self, states: Tensor, next_ids: Tensor) -> None:
-        """See `Drafter`."""
+        """Append the committed rows to the head's cache; see `Drafter.accept`."""
         self._hidden = self._head.extend(self._cache, states, next_ids, self._length)[-1:]
         self._length += len(next_ids)
 
     def propose(self, depth: int) -> Proposal:
-        """See `Drafter`."""
+        """Draft a chain or a tree behind the last committed row; see `Drafter.propose`."""
         assert self._hidden is not None
         if self._drafting.tree is None:
             return self._chain(self._hidden, depth)

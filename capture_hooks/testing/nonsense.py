@@ -1,4 +1,4 @@
-"""Hypothesis strategies for JSON that nobody meant, to show what a reader says of it."""
+"""Hypothesis strategies for malformed JSON, to test the errors of whatever reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 __all__ = ["damaged_json", "nonsense_json"]
 
-#: What a field may hold that nobody wrote for it: of another type, empty, out of range, not Unicode.
+#: Wrong values for a field: of another type, empty, out of range, not Unicode.
 _NONSENSE: Final[tuple[Any, ...]] = (
     *(None, True, False, -1, 0, 1, 7, 0.5, 10**30, "", " ", "abc", "null", "[]", "{", "é", "\0", "\ud800"),
     *("9" * 400, "{{ x }}", [], {}, [None], [[]], {"": None}, {"a": {"b": []}}, ["a", 1], float("inf")),

@@ -19,7 +19,7 @@ Unfinished = Literal["drop", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How rows are asked.
+    """Settings that all rows of a run share, and where their answers go.
 
     Attributes:
         seed: of the run.
@@ -89,12 +89,12 @@ class Answering:
         return 0 if self.finished else self.asked - len(self._records)
 
     def begin(self, asking: Asking) -> Answering:
-        """Be ready to be asked."""
+        """Set how this row is asked; call it before `asks`."""
         self._asking = asking
         return self
 
     def asks(self) -> PromptRequest | None:
-        """See `capture_hooks.decoding.contract.Dialogue`.
+        """The next prompt, or None; see `capture_hooks.decoding.contract.Dialogue`.
 
         Raises:
             RowError: the row cannot be used, and is not to be left out.
@@ -122,7 +122,7 @@ class Answering:
         return PromptRequest(prompt, limit, self._asking.seed_of(self.number, self._taken), known)
 
     def takes(self, answer: Generated | None) -> int:
-        """The answer to what was asked last, None where it is known; how many tokens were new."""
+        """Take the answer to the last prompt (None where it is known); returns how many tokens were new."""
         if answer is None:
             self._apply(self._records[self._taken])
             return 0
@@ -135,7 +135,7 @@ class Answering:
         return len(answer.token_ids)
 
     def replay(self) -> list[Record]:
-        """Take all answers that are known; they are returned."""
+        """Take all answers that are known, and return them."""
         for record in self._records[self._taken :]:
             self._apply(record)
         return self._records
@@ -158,19 +158,19 @@ class Answering:
             self._answer(record)
 
     def _carried(self) -> dict[str, Any]:
-        """Columns that are no part of what is answered."""
+        """Columns of the row that are no part of the conversation; they are kept as they are."""
         return {name: value for name, value in self.row.fields.items() if name in self.form.unread}
 
     def _prompt(self) -> tuple[int, ...]:
-        """Of the next answer."""
+        """Token ids of the prompt for the next answer."""
         raise NotImplementedError
 
     def _made(self, answer: Generated) -> Record:
-        """What is kept of an answer."""
+        """The record of an answer, as the journal keeps it."""
         raise NotImplementedError
 
     def _answer(self, record: Record) -> None:
-        """Put an answer in its place."""
+        """Put an answer into the row."""
         raise NotImplementedError
 
 

@@ -59,7 +59,7 @@ class EmbeddedGeneration:
 
     @property
     def version(self) -> str:
-        """That of transformers, whose ``generate`` it is."""
+        """The version of transformers, whose ``generate`` writes the answers."""
         import transformers
 
         return f"transformers {transformers.__version__}"
@@ -86,7 +86,7 @@ class EmbeddedGeneration:
         return self._at_once
 
     def answers(self, dialogues: Iterable[Dialogue]) -> Iterator[list[tuple[Dialogue, Generated | None]]]:
-        """See `capture_hooks.decoding.contract.GeneratingEngine.answers`."""
+        """Answer all dialogues; see `capture_hooks.decoding.contract.GeneratingEngine.answers`."""
         waiting = iter(dialogues)
         while block := list(islice(waiting, BLOCK * self._at_once)):
             open_ = [] if all(dialogue.finished for dialogue in block) else block

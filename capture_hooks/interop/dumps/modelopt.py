@@ -63,7 +63,7 @@ class _Source(FileSource):
 
 
 class ModelOpt:
-    """Both directions; the norm state is always written."""
+    """Reads and writes ModelOpt's files; those it writes always state whether the last state is normed."""
 
     name = "modelopt"
     meaning = MEANING

@@ -68,7 +68,7 @@ class _Source:
 
 
 class CaptureHooks:
-    """Both directions."""
+    """Reads and writes the project's own dumps."""
 
     name = "capture-hooks"
     meaning = MEANING

@@ -95,7 +95,7 @@ class _RowsSource(FileSource):
 
 
 class Speculators:
-    """Both directions."""
+    """Reads and writes the layout since 0.5."""
 
     name = "speculators"
     meaning = MEANING
@@ -222,7 +222,7 @@ class _V0Source(FileSource):
 
 
 class SpeculatorsFiles:
-    """One of the two versions."""
+    """Reads and writes one of the two older layouts, a ``.pt`` for each sequence."""
 
     pickles = True
     says_points = False

@@ -44,7 +44,7 @@ class _Source(FileSource):
 
 
 class VLLM:
-    """Both directions.  Locks are written, for vLLM's own reader wants them, but not waited for."""
+    """Reads and writes vLLM's files.  Locks are written for vLLM's reader, but not waited for."""
 
     name = "vllm"
     meaning = MEANING

@@ -145,7 +145,7 @@ def not_run(rows: Sequence[Row]) -> str:
 
 
 def meanings(report: Report) -> dict[str, list[str]]:
-    """Where nobody says what the ids mean: the states to which of the newest conventions that tests run."""
+    """Where the meaning of the ids is not known: their states by each of the newest verified conventions."""
     found: dict[str, list[str]] = {}
     for candidate in report.trained.candidates:
         newest = candidate.rank == "verified" and not EARLIER.search(candidate.convention)

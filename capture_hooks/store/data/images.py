@@ -237,7 +237,7 @@ class Seen:
 
     Attributes:
         ids: token ids.
-        of_images: positions that stand for images, and of the marks around them: nobody writes those.
+        of_images: positions of tokens that stand for images and of the marks around them; never learnt.
         media: the images.
     """
 

@@ -98,12 +98,12 @@ _TREE: Final = 8
 _PATIENCE: Final = 60.0
 #: Places beyond a model's context: SGLang keeps a few of those it has from prompts (6 in 0.5.23).
 _BEYOND: Final = 16
-#: What lets SGLang have them.
+#: The setting by which SGLang allows a longer context than the model's config.
 _ROOM: Final = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 _SETTINGS: Final = ("device", "attention_backend", "dtype", "quantization", "tp_size", "dp_size")
 _SPECULATION: Final = ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
-#: What changes the bits, by the names of ``/server_info``.
+#: Settings that change results in the last bits, by the names of ``/server_info``.
 _RESOLVED: Final[Mapping[Job, tuple[str, ...]]] = MappingProxyType(
     {
         "capture": _SETTINGS,
@@ -158,7 +158,7 @@ class SGLangDriver(EngineDriver):
     # -- its command line
 
     def drafting(self, head: Path, words: Sequence[str]) -> list[str]:
-        """A chain, or SGLang's usual tree as far as so many steps can fill it."""
+        """Flags for a chain, or for SGLang's usual tree as far as that many steps can fill it."""
         flags = self.read(words)
         self.check_same(flags, "draft", head)
         steps, topk = flags.number("steps", _STEPS), flags.number("topk", 1)
@@ -175,7 +175,7 @@ class SGLangDriver(EngineDriver):
         return [*itertools.chain(*added), *words]
 
     def not_drafting(self, words: Sequence[str]) -> list[str]:
-        """Without all that begins with ``--speculative-``."""
+        """The user's words without the flags that begin with ``--speculative-``."""
         if any(named(word.partition("=")[0], self.spellings) == "config" for word in words):
             raise EngineError(
                 "--config FILE may hold settings of drafting, which the server without a head must not get; "
@@ -184,21 +184,21 @@ class SGLangDriver(EngineDriver):
         return without(words, lambda flag: flag.startswith("--speculative-"))
 
     def line(self, model: Path, words: Sequence[str], fixed: Sequence[str]) -> list[str]:
-        """No tokenizer, no warm-up."""
+        """A server without a tokenizer and without a warm-up."""
         ours = ["--skip-tokenizer-init", "--skip-server-warmup", "--log-level", "error"]
         return [self.spelling("model"), str(model), *words, *fixed, *ours]
 
     def timed(self, drafts: bool) -> list[str]:
-        """Nothing is cached."""
+        """No prefix cache, so that a prompt that comes again costs what it did before."""
         return ["--disable-radix-cache"]
 
     def plain(self, head: Path, model: Path) -> list[str]:
-        """With the ids that the head's file gives SGLang."""
+        """SGLang's own command: it reads the layer ids in the head's ``config.json``."""
         draft = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(head)]
         return ["python", "-m", self.module, "--model-path", str(model), *draft]
 
     def check_served(self, flags: Flags) -> None:
-        """A server over HTTP, on this machine."""
+        """Refuse all but a server over HTTP on this machine."""
         super().check_served(flags)
         for name, what in (("grpc", "a gRPC server"), ("encoder", "an encoder")):
             if name in flags:
@@ -207,12 +207,12 @@ class SGLangDriver(EngineDriver):
     # -- before it is started
 
     def loads_plugin(self, chosen: str) -> bool:
-        """All are loaded where none is chosen."""
+        """SGLang loads every plugin when none is chosen."""
         names = [name.strip() for name in chosen.split(",") if name.strip()]
         return not names or "capture_hooks" in names
 
     def describe(self, head: Path, environment: Mapping[str, str]) -> HeadDescription:
-        """A head that SGLang's draft worker computes as it was trained; its wiring is the plugin's matter."""
+        """Refuse a head that SGLang's draft worker would not compute as it was trained."""
         asked = capture_request(environment, str(head))
         assert asked is not None
         assert asked.head is not None
@@ -228,7 +228,7 @@ class SGLangDriver(EngineDriver):
     # -- running
 
     def ready(self, process: EngineProcess) -> Info | None:
-        """Its settings as they were resolved."""
+        """The server's settings as it resolved them, from ``/server_info``."""
         status, info = process.answer("/server_info")
         if status in (401, 403, 404) or (status == 200 and "tp_size" not in info):
             raise EngineError(
@@ -238,12 +238,12 @@ class SGLangDriver(EngineDriver):
         return info if status == 200 else None
 
     def ranks_of(self, info: Info, reports: Sequence[Report]) -> set[tuple[int, int]]:
-        """As it says itself."""
+        """Replicas and ranks by ``dp_size`` and ``tp_size`` of the server's settings."""
         replicas, ranks = int(info.get("dp_size") or 1), int(info["tp_size"])
         return set(itertools.product(range(replicas), range(ranks)))
 
     def resolved(self, info: Info, job: Job) -> dict[str, str]:
-        """With torch's version, where states are captured."""
+        """The settings that change results; where states are captured, also torch's version."""
         told = {name: str(info[name]) for name in _RESOLVED[job] if info.get(name) is not None}
         if job != "capture":
             return told
@@ -252,12 +252,12 @@ class SGLangDriver(EngineDriver):
         return {"torch": torch.__version__} | told
 
     def sizes(self, info: Info) -> tuple[int, int]:
-        """A prompt and its answer take six tokens fewer than the model's context in SGLang 0.5.23."""
+        """As the server says; SGLang 0.5.23 keeps six places of the model's context for itself."""
         chunk = int(info.get("chunked_prefill_size") or 0)
         return chunk if chunk > 0 else int(info["max_prefill_tokens"]), int(info["max_req_input_len"])
 
     def drafts(self, info: Info) -> tuple[int, int]:
-        """The first of the verified tokens is the target's own."""
+        """Steps and drafted tokens; the first verified token is the target's own and does not count."""
         return int(info["speculative_num_steps"]), int(info["speculative_num_draft_tokens"]) - 1
 
     def complete(
@@ -270,7 +270,7 @@ class SGLangDriver(EngineDriver):
         seed: int | None = None,
         best: int = 0,
     ) -> Completion:
-        """By ``/generate``."""
+        """Send the prompt to ``/generate``."""
         parameters: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -302,7 +302,7 @@ class SGLangDriver(EngineDriver):
     def prefilling(
         self, model: Path, spec: CaptureSpec, words: Sequence[str]
     ) -> Iterator[tuple[EngineProcess, Info, Prefill]]:
-        """States come through files, matched by request id."""
+        """A server that leaves each request's states in a file named by the request id."""
         with tempfile.TemporaryDirectory(prefix="capture-hooks-spool-") as spool:
             asked = {SPEC: str(spec), SPOOL: spool}
             with self.bare(model, words, asked, reports=True) as (process, info):
@@ -328,7 +328,7 @@ class SGLangDriver(EngineDriver):
 
 
 class _Spooled:
-    """What a server leaves in its spool."""
+    """Reads the files of states that a server leaves in its spool directory."""
 
     def __init__(self, process: EngineProcess, spool: Path) -> None:
         self._process, self._spool = process, spool

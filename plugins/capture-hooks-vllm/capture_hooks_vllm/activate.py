@@ -22,7 +22,7 @@ def activate() -> None:
 
 
 def _end_with_parent() -> None:
-    """VLLM's engine and workers, which it spawns, go on when the process that started them is killed."""
+    """End this process with the one that started it: vLLM's engine and workers would outlive it."""
     spawner = multiprocessing.parent_process()
     if spawner is not None and spawner.pid is not None:
         from capture_hooks.engines.bound import end_with

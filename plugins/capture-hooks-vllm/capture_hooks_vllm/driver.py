@@ -159,7 +159,7 @@ class VllmDriver(EngineDriver):
         return Flags.read([_whole(word) for word in words], self.spellings)
 
     def drafting(self, head: Path, words: Sequence[str]) -> list[str]:
-        """VLLM takes the whole of drafting as one JSON flag, and a second one replaces the first."""
+        """One JSON flag with all that concerns drafting: of two, vLLM takes the second."""
         flags = self.read(words)
         if shorthand := [self.spelling(name) for name in ("method", "draft") if name in flags]:
             raise EngineError(f"{', '.join(shorthand)}: the method is eagle3, the head {head}; leave it out")
@@ -174,7 +174,7 @@ class VllmDriver(EngineDriver):
         return [*self.without(words, "speculation", "steps"), flag, json.dumps(asked)]
 
     def not_drafting(self, words: Sequence[str]) -> list[str]:
-        """Without all that chooses a draft."""
+        """The user's words without the flags that choose a draft."""
         return self.without(words, "speculation", "method", "draft", "steps")
 
     def without(self, words: Sequence[str], *names: str) -> list[str]:
@@ -182,23 +182,23 @@ class VllmDriver(EngineDriver):
         return without(words, lambda flag: named(_whole(flag), self.spellings) in names)
 
     def line(self, model: Path, words: Sequence[str], fixed: Sequence[str]) -> list[str]:
-        """Token ids in and out, nothing logged for each request."""
+        """A server that takes and gives token ids, and logs nothing for each request."""
         ours = ["--skip-tokenizer-init", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
         return ["--model", str(model), *_defaults(model), *words, "--tokens-only", *fixed, *ours]
 
     def timed(self, drafts: bool) -> list[str]:
-        """Nothing is cached; rounds are counted."""
+        """No prefix cache, so that a repeated prompt costs the same; with drafts, rounds are counted."""
         counted = ["--per-request-spec-decode-metrics", "summary"] if drafts else []
         return ["--no-enable-prefix-caching", *counted]
 
     def plain(self, head: Path, model: Path) -> list[str]:
-        """With the ids that the head's file gives vLLM."""
+        """vLLM's own command: it reads the layer ids in the head's ``config.json``."""
         drafting = {"method": "eagle3", "model": str(head), "num_speculative_tokens": _STEPS}
         words = ["--model", str(model), self.spelling("speculation"), json.dumps(drafting)]
         return ["python", "-m", self.module, *words]
 
     def check_served(self, flags: Flags) -> None:
-        """A server over HTTP, on this machine, of which all flags are known."""
+        """Refuse all but a server over HTTP on this machine, and a file of flags."""
         super().check_served(flags)
         if "config" in flags:
             raise EngineError(
@@ -209,17 +209,17 @@ class VllmDriver(EngineDriver):
             raise EngineError(f"{', '.join(refused)}: serve follows a server over HTTP; leave it out")
 
     def with_head(self, environment: Mapping[str, str], head: Path) -> dict[str, str]:
-        """The head whose witness is shown."""
+        """The environment with the head whose witness the plugin shows to every worker."""
         return {**_RUNNER, **environment, HEAD: str(head)}
 
     # -- before it is started
 
     def loads_plugin(self, chosen: str) -> bool:
-        """Blanks count, and where the setting is empty nothing is loaded."""
+        """vLLM does not strip blanks from the names, and loads nothing where the setting is empty."""
         return "capture_hooks" in chosen.split(",")
 
     def describe(self, head: Path, environment: Mapping[str, str]) -> HeadDescription:
-        """Ids that contradict the section are refused here, by name: vLLM would read them."""
+        """Refuse a head that vLLM cannot serve, or whose ids, which vLLM reads, contradict its section."""
         verify_of(environment)
         described = inspect_head(head, conventions=registry().conventions)
         statement = next((s for s in described.engines if s.engine == "vllm"), None)
@@ -241,7 +241,7 @@ class VllmDriver(EngineDriver):
         *,
         reports: bool,
     ) -> Iterator[tuple[EngineProcess, Info]]:
-        """Sockets and rendezvous files of its processes, which it leaves behind, go with a folder."""
+        """A server with a temporary directory of its own, which takes the sockets that vLLM leaves behind."""
         settings = {name: value for name, value in _SETTINGS.items() if name not in os.environ}
         base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST else "/tmp"
         with tempfile.TemporaryDirectory(prefix="ch-", dir=base) as temporary:
@@ -250,14 +250,14 @@ class VllmDriver(EngineDriver):
                 yield started
 
     def ready(self, process: EngineProcess) -> Info | None:
-        """How the first rank that reported says its settings were resolved."""
+        """The settings in the first report, once the server is healthy."""
         if process.answer("/health")[0] != 200:
             return None
         reports = process.reports
         return dict(reports[0].settings) if reports else {}
 
     def ranks_of(self, info: Info, reports: Sequence[Report]) -> set[tuple[int, int]]:
-        """As the first that reported says."""
+        """Replicas by the reports, and the ranks of each by the count in the first report."""
         if not reports or reports[0].ranks is None:
             return {(0, 0)}
         replicas = 1 + max(report.replica for report in reports)
@@ -265,15 +265,15 @@ class VllmDriver(EngineDriver):
         return set(itertools.product(range(replicas), range(each)))
 
     def resolved(self, info: Info, job: Job) -> dict[str, str]:
-        """All of a report's settings that say how."""
+        """The settings of a report that change results in this job."""
         return {name: value for name, value in info.items() if name not in _APART[job]}
 
     def sizes(self, info: Info) -> tuple[int, int]:
-        """As vLLM resolved them."""
+        """The sizes that vLLM resolved: tokens of a forward pass, and of a whole sequence."""
         return int(info["max_num_batched_tokens"]), int(info["max_model_len"])
 
     def drafts(self, info: Info) -> tuple[int, int]:
-        """A chain."""
+        """As many steps as drafted tokens: vLLM drafts chains."""
         steps = int(info["num_speculative_tokens"])
         return steps, steps
 
@@ -287,7 +287,7 @@ class VllmDriver(EngineDriver):
         seed: int | None = None,
         best: int = 0,
     ) -> Completion:
-        """Of the OpenAI-like endpoints, the one for token ids."""
+        """Send the prompt to the endpoint that takes token ids."""
         options: dict[str, Any] = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -333,7 +333,7 @@ class VllmDriver(EngineDriver):
                 yield process, info, _Extracted(process, model, plan).prefill
 
     def ends(self, model: Path) -> tuple[int, ...]:
-        """As transformers has them; vLLM without a tokenizer knows none."""
+        """End tokens by the model's configs: without a tokenizer vLLM knows none."""
         own = load_generation_config(str(model))
         told = load_config(str(model)).eos_token_id if own is None else own.get("eos_token_id")
         return (told,) if isinstance(told, int) else tuple(told or ())
@@ -345,7 +345,7 @@ class VllmDriver(EngineDriver):
 
 
 class _Extracted:
-    """What a server's extraction leaves in files."""
+    """Reads the files in which vLLM's extraction leaves states."""
 
     def __init__(self, process: EngineProcess, model: Path, plan: Extraction) -> None:
         self._process, self._model, self._plan = process, model, plan

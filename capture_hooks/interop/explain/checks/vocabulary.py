@@ -21,7 +21,7 @@ _READ_BY: Final = (
     f"{cite('vllm', 'model_executor/models/llama_eagle3.py:340,385-386')}"
 )
 _BOTH: Final = ("sglang", "vllm")
-#: A vocabulary whose size nobody says: any id fits.
+#: Stands for an unknown vocabulary size: any id fits.
 _UNBOUNDED: Final = 2**62
 
 

@@ -1,1 +1,1 @@
-"""Inside a server of SGLang's: what is asked of it, how it is captured and delivered, and the proof."""
+"""What runs inside SGLang's server: the request for capture, the capture, its delivery and the witness."""

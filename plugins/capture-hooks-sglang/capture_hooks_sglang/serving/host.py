@@ -1,4 +1,4 @@
-"""Where the plugin meets SGLang: four functions of its wrapped, all passing through unless asked.
+"""Where the plugin meets SGLang: it wraps four functions, which stay as they are unless capture is asked for.
 
 SGLang calls `activate` in each of its processes (entry-point group ``sglang.srt.plugins``).  In a scheduler
 process the capture is set up around ``ModelRunner.init_attention_backends``, where SGLang configures its own

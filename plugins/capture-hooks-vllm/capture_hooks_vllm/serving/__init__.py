@@ -1,1 +1,1 @@
-"""Inside vLLM's processes."""
+"""What runs inside vLLM's worker processes: the witness is shown there before the server is ready."""

@@ -61,7 +61,7 @@ def follow_workers() -> None:
 
 
 def _report(worker: Any) -> None:
-    """Prove, report, refuse.
+    """Show the witness, write the report, and refuse to serve where the witness does not fit.
 
     Raises:
         CaptureHooksError: the head cannot be read or shown.

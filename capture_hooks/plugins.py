@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 
 
 class MissingPluginError(PluginError, KeyError):
-    """Nothing installed has the name that was asked for."""
+    """No installed plugin adds a value of the name that was asked for."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would print the message quoted

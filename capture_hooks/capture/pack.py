@@ -116,7 +116,7 @@ class Allocator:
             CaptureError: when the static buffer is too small, with both sizes.
         """
         if torch.is_inference_mode_enabled():
-            # A tensor made in inference mode could never be saved for a backward: training eats these.
+            # A tensor made in inference mode could never be saved for a backward pass, as in training.
             with torch.inference_mode(False):
                 return self.allot(forward, state)
         if self._out is not None:
@@ -239,7 +239,7 @@ class Pack:
         return not self._new and self._done is None
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all forwards collected so far, and number requests from 0 again."""
         self._new.clear()
         self._done = self._states = None
         self._requests = 0

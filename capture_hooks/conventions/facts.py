@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from .contract import Rank
 
-#: The norm flags of EAGLE-3 and 3.1 heads, and whether the head eats concatenated states at all.
+#: The norm flags of EAGLE-3 and 3.1 heads, and whether the head takes concatenated states at all.
 FLAGS: Final = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "use_aux_hidden_state")
 #: Engines that serve heads; the others train them.
 SERVERS: Final = ("sglang", "vllm")

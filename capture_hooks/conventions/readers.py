@@ -88,8 +88,8 @@ class Sglang(Row):
             return read_blocks(config, family, n_layers, self.version, known)
         if "speculators_model_type" in config:
             return refused("it has no parser for speculators' layout")
-        eaten, ids = self._found(config)
-        if not eaten:
+        intermediate, ids = self._found(config)
+        if not intermediate:
             return TakenIds(None, _FLAG, None, Captured((Point("final_norm"),), (f"{_FLAG} is false",)))
         try:
             chosen = self.convention(known, family)
@@ -111,14 +111,14 @@ class Sglang(Row):
             return TakenIds(chosen.name, NESTED, listed, None, str(error) or type(error).__name__)
 
     def _found(self, config: Mapping[str, Any]) -> tuple[bool, Any]:
-        """Whether the head eats intermediate states, and its ids."""
-        eaten = True
+        """Whether the head takes intermediate states, and its ids."""
+        intermediate = True
         try:
             eagle_config: Any = config.get("eagle_config")
-            eaten = eagle_config.get("use_aux_hidden_state", True)
-            return bool(eaten), eagle_config["eagle_aux_hidden_state_layer_ids"]
+            intermediate = eagle_config.get("use_aux_hidden_state", True)
+            return bool(intermediate), eagle_config["eagle_aux_hidden_state_layer_ids"]
         except Exception:  # as SGLang does
-            return bool(eaten), None
+            return bool(intermediate), None
 
     def in_runs(self, conventions: Sequence[Convention]) -> list[Reader]:
         """One for each run of releases in which the same conventions speak, the newest under this name."""

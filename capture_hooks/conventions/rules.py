@@ -485,7 +485,7 @@ class SglangBlocks(Sglang):
         return self.unchecked(ids, n_layers)
 
     def unchecked(self, ids: Sequence[int], n_layers: int) -> Captured:
-        """As `captured`, for ids that nobody compares with the target's depth."""
+        """As `captured`, for ids that the library does not compare with the target's depth."""
         numbers = self._parsed(ids, n_layers)
         for number in numbers:
             if self.before_last and not 0 <= number < n_layers - 1:

@@ -130,7 +130,7 @@ def drop(cache: Any, count: int) -> None:
 
 
 def keep_path(cache: Any, start: int, rows: Sequence[int]) -> None:
-    """Of the rows from ``start`` on keep ``rows`` (counted from ``start``) in that order, no others."""
+    """From row ``start`` on keep only ``rows`` (counted from ``start``), in that order."""
     total = length(cache)
     if list(rows) != list(range(len(rows))):
         index: Tensor | None = None

@@ -93,7 +93,7 @@ class SpeculativeDecoder:
 
     @property
     def anatomy(self) -> Anatomy:
-        """The target's parts."""
+        """The parts of the target model, as capture found them."""
         return self.target.anatomy
 
     @property
@@ -265,7 +265,7 @@ class Run:
 
     @torch.inference_mode()
     def round(self) -> Round:
-        """Draft, verify, accept."""
+        """One round: draft tokens, verify them in one pass of the target, accept the right ones."""
         start = time.perf_counter()
         proposal = self._propose()
         drafted = time.perf_counter()

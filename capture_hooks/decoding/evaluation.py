@@ -72,12 +72,12 @@ class EvalReport:
 
     @property
     def plain_tokens_per_second(self) -> float:
-        """Without a head, prompt included."""
+        """Tokens per second of the target alone, the pass over the prompt included."""
         return sum(t.plain_tokens for t in self.timings) / sum(t.plain_seconds for t in self.timings)
 
     @property
     def tokens_per_second(self) -> float:
-        """Speculative decoding, prompt included."""
+        """Tokens per second of speculative decoding, the pass over the prompt included."""
         return sum(t.tokens for t in self.timings) / sum(t.seconds for t in self.timings)
 
     @property
@@ -134,7 +134,7 @@ class EvalReport:
         return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; NaN becomes null."""
+        """The report as plain values for JSON; NaN becomes null."""
         return {
             "settings": self.settings,
             "offline": None if self.offline is None else self.offline.to_json(),
@@ -313,7 +313,7 @@ class Divergence:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values for JSON."""
         return {
             "source": self.source,
             "position": self.position,
@@ -420,7 +420,7 @@ class OfflineAcceptance:
         return tuple(h / r if r else float("nan") for h, r in zip(self.hits, self.rows, strict=True))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values for JSON."""
         acceptance = [h / r if r else None for h, r in zip(self.hits, self.rows, strict=True)]
         return {"acceptance": acceptance, "rows": list(self.rows)}
 

@@ -207,7 +207,7 @@ def check_target(head: HeadDescription, model: Path) -> None:
 
 
 def check_port(bind: str, port: int) -> None:
-    """Nothing else listens where the server will.
+    """Check that nothing else listens on the address and port of the server.
 
     Args:
         bind: the address it listens on; empty for every one.

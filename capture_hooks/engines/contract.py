@@ -117,7 +117,7 @@ class DecodingEngine(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """How it decodes."""
+        """Settings with which the engine decodes, as plain values for a report."""
         ...
 
     @property
@@ -145,7 +145,7 @@ class EngineProvider(Protocol):
 
     @property
     def name(self) -> str:
-        """What ``--engine`` takes."""
+        """The engine's name, as ``--engine`` takes it."""
         ...
 
     def capture(

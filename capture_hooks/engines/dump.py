@@ -133,7 +133,7 @@ class EngineStates:
             yield SequenceStates(number, states.inputs, states.target, states.argmax)
 
     def seconds_per_token(self) -> float:
-        """From a short trial."""
+        """Estimated seconds for each token, from a short trial."""
         longest = max(self.examples[:64], key=len).token_ids[:PROBE_TOKENS].tolist()
         batch = [longest] * max(1, PROBE_TOKENS // len(longest))
         started = time.perf_counter()

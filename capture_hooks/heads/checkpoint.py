@@ -68,7 +68,7 @@ class HeadDescription:
 
     @property
     def spec(self) -> CaptureSpec | None:
-        """The states it eats, in the order it was trained on."""
+        """The states it takes as input, in the order it was trained on."""
         return self.section.capture_spec if self.section else None
 
     @property
@@ -145,7 +145,7 @@ class SettledHead:
         kind: the provider's name.
         tensors: in the names that `DraftHead.export` gives.
         config: the fields of its config.
-        spec: the states it eats.
+        spec: the states it takes as input.
         order: input ``order[i]`` of the spec is input i of the tensors.
         doubt: what could not be confirmed, for a warning; empty if all was.
     """
@@ -209,7 +209,7 @@ def load_head(
         directory: what `save_head` wrote, or a head in another library's layout.
         model: the target it will draft for.
         formats: readers of other libraries' layouts; none is read unless given here.
-        spec: the states the head eats, in the order of its ``fc`` columns.  With a capture section it
+        spec: the head's input states, in the order of its ``fc`` columns.  With a capture section it
             must name the same states in the same order.
         written_for: the library or convention that its layer ids were written for, such as "specforge".  A
             head without a capture section needs one of the two, except in speculators' layout.

@@ -1,4 +1,4 @@
-"""What a draft head is: it eats captured states, computes its training loss, and drafts.
+"""What a draft head is: it takes captured states as input, computes its training loss, and drafts.
 
 Shapes: N tokens of S sequences packed end to end, K captured points, H the target's width,
 D the draft vocabulary, V the target's vocabulary, J draft positions: behind row t, position j holds the token
@@ -104,7 +104,7 @@ class DraftHead(nn.Module, ABC):
     name: ClassVar[str]
     #: Names of parameters with a row for each token: Muon, which is for maps, leaves them to AdamW.
     token_tables: ClassVar[frozenset[str]] = frozenset()
-    #: The states this head eats, layers absolute (non-negative).
+    #: The states this head takes as input, layers absolute (non-negative).
     spec: CaptureSpec
     #: Decoder layers of the target.
     target_layers: int

@@ -30,7 +30,7 @@ UNLIKE: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class SlotFit:
-    """One slot of what the head eats.
+    """One slot of the head's input.
 
     Attributes:
         slot: its number in the order delivered.

@@ -1,4 +1,4 @@
-"""The capture spec: the ordered points a head eats, and the point whose logits it learns.
+"""The capture spec: the ordered points a head takes as input, and the point whose logits it learns.
 
 >>> spec = CaptureSpec.parse("post.2, post.15, post.26")
 >>> str(spec)

@@ -86,7 +86,7 @@ class ModelStates:
         self.examples = examples
 
     def opened(self) -> AbstractContextManager[object]:
-        """The capture session."""
+        """The capture session, entered while the dump is written."""
         return self._forward.session
 
     def fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
@@ -113,7 +113,7 @@ class ModelStates:
         return self._forward.capture([self.examples[i].token_ids for i in batch])
 
     def seconds_per_token(self) -> float:
-        """From a short trial."""
+        """Estimated seconds for each token, from a short trial."""
         example = max(self.examples[:64], key=len)
         longest = example.token_ids[:PROBE_TOKENS]
         batch = [longest] * max(1, min(PROBE_TOKENS, self._batch_tokens) // len(longest))

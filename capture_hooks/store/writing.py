@@ -48,7 +48,7 @@ class StateSource(Protocol):
         ...
 
     def seconds_per_token(self) -> float:
-        """From a short trial."""
+        """Estimated seconds for each token, from a short trial."""
         ...
 
 

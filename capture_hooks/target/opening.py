@@ -324,7 +324,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without transformers' progress bar and load report: what is wrong with a checkpoint is raised."""
+    """Turn off transformers' progress bar and load report: what is wrong with a checkpoint is raised."""
     from transformers.utils import logging
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -115,7 +115,7 @@ class DumpSequences:
 
     @property
     def digest(self) -> str:
-        """The dump's own."""
+        """The digest that the dump's manifest states."""
         return self.dump.manifest.data.digest
 
     def tokens(self, index: int) -> tuple[Tensor, Tensor]:

@@ -245,7 +245,7 @@ class _Always(LogitsProcessor):
 
 @contextmanager
 def _settled(model: Any) -> Iterator[None]:
-    """Without the model's own generation settings, of which `generate` takes what a config leaves open."""
+    """Remove the model's generation settings, from which `generate` would fill in what is left open."""
     own = model.generation_config
     model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # transformers gives no types
     try:

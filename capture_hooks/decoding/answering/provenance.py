@@ -72,7 +72,7 @@ def sampling_of(
 
 
 def describe(sampling: Sampling) -> str:
-    """In words."""
+    """The sampling settings as text for a person."""
     if not sampling.temperature:
         text = "greedy"
     else:

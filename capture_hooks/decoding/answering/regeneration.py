@@ -475,7 +475,7 @@ def _trial(engine: GeneratingEngine, asked: Sequence[PromptRequest], tokens: int
 
 
 class Gzipped(gzip.GzipFile):
-    """Without a time in its header: the same lines give the same bytes."""
+    """A gzip file without a time stamp in its header: the same lines give the same bytes."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(fileobj=file, mode="wb", mtime=0, filename="")

@@ -364,7 +364,7 @@ class _HollowTarget:
 
     @cached_property
     def anatomy(self) -> Anatomy:
-        """Of the model without its weights."""
+        """The anatomy of the model, built without its weights."""
         return hollow_anatomy(self.model)
 
     def check(self, facts: Facts, spec: CaptureSpec) -> None:

@@ -141,7 +141,7 @@ def _manifest(rows: Source, plan: Plan) -> Manifest:
 
 
 def _norm_state(manifest: Manifest) -> NormState | None:
-    """Of its target point; None where that is a state that no norm follows."""
+    """Whether the target point is normed; None where it is a state that no norm follows."""
     if manifest.target_normed:
         return "normed"
     target = manifest.spec.target.resolve(manifest.n_layers, manifest.split_boundaries)

@@ -149,7 +149,7 @@ def by_spec(spec: CaptureSpec, n_layers: int | None) -> TrainedOn:
 
 
 def by_final_state() -> TrainedOn:
-    """A head that eats no intermediate states: what ``lm_head`` is fed, alone."""
+    """A head that takes no intermediate states: what ``lm_head`` is fed, alone."""
     return _known((Point("final_norm"),), 1, "eagle_config.use_aux_hidden_state = false")
 
 

@@ -340,7 +340,7 @@ def _tools(fields: _Fields) -> list[Any]:
 
 
 def _without_padding(fields: _Fields, value: Any) -> Any:
-    """Without the None that Arrow sets for a field that other rows have; those in lists were written."""
+    """A value without the None that Arrow sets for fields of other rows; a None in a list was written."""
     if isinstance(value, dict):
         kept = {}
         for key, item in value.items():

@@ -100,7 +100,7 @@ class BadRowCounter:
         self.first: RowError | None = None
 
     def add(self, error: RowError) -> None:
-        """One more."""
+        """Count one row that is left out."""
         self.first = self.first or error
         self._counts[error.reason] += 1
         self._examples.setdefault(error.reason, str(error))
@@ -109,7 +109,7 @@ class BadRowCounter:
             places.append(error.place)
 
     def found(self) -> tuple[BadRows, ...]:
-        """By reason."""
+        """The rows left out, grouped by reason."""
         return tuple(
             BadRows(reason, count, tuple(self._places[reason]), self._examples[reason])
             for reason, count in self._counts.most_common()

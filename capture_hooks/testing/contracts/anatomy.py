@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class AnatomyContract:
-    """Subclass and override `provider` and `model`, and `run` where a model eats more than token ids.
+    """Subclass and override `provider` and `model`, and `run` where a model takes more than token ids.
 
     For models of the *plain* layout: a layer's first argument and first output are the residual stream.
     """

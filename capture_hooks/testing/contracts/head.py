@@ -48,7 +48,7 @@ class HeadContract:
         return self.provider().config_type()
 
     def spec(self) -> CaptureSpec:
-        """What the head eats; deliberately not in order of depth, and longer than one."""
+        """The head's input; deliberately not in order of depth, and longer than one."""
         return CaptureSpec.parse("post.3, embed, post.1")
 
     def target(self) -> nn.Module:
@@ -215,7 +215,7 @@ class HeadContract:
 
 
 class StepwiseHeadContract(HeadContract):
-    """Of a head that drafts a token a step (`capture_hooks.heads.drafting.StepwiseHead`)."""
+    """The contract of a head that drafts a token at a step (`capture_hooks.heads.drafting.StepwiseHead`)."""
 
     def test_drafting_computes_what_training_scored(self) -> None:
         """Draft every row with ``extend`` and ``step``: the hits of training are counted again, exactly."""

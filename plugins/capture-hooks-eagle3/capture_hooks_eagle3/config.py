@@ -158,7 +158,7 @@ def _text_config(anatomy: Anatomy) -> Any:
 
 
 def _kind_of_layer(config: Any) -> str | None:
-    """Of a target with several types of layer the one the head is like: it attends to the whole context."""
+    """The type of layer that a head is like, where a target has several: it attends to the whole context."""
     kinds = dict.fromkeys(getattr(config, "layer_types", None) or ())
     whole = [kind for kind in kinds if "attention" in kind and not kind.startswith(_PARTLY)]
     return next((kind for kind in ("full_attention", *whole) if kind in kinds), None)

@@ -32,7 +32,7 @@ class Eagle3Head(Network, DraftHead):
     Row t of a sequence is made of the captured states ``g[t]`` and the token ``x[t+1]``; a drafted row
     of its predecessor's output and the drafted token.  Row t of step j stands at RoPE position t + j.
 
-    **Objective** (training-time test over J steps).  At step j, row t eats ``g[t]`` (j = 0) or row t
+    **Objective** (training-time test over J steps).  At step j, row t takes ``g[t]`` (j = 0) or row t
     of step j-1's output (j > 0) with token ``x[t+1+j]``; it sees rows 0..t of step 0 and its own rows
     of steps 1..j; it learns the target's ``p(. | x[<= t+1+j])``, restricted to the draft vocabulary and
     renormalised, with weight ``loss_mask[t+2+j]`` and factor ``step_decay ** j``.  A row whose target

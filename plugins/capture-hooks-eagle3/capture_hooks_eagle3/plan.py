@@ -23,8 +23,8 @@ class Step:
         rows: [A] active rows, as indices into the previous step's rows (step 0: into the context).
         queries: their positions and attention blocks against the context.
         rope: [A] RoPE positions ``t + j``.
-        tokens: [A] (step 0: [C]) index into ``Plan.tokens`` of the token each row eats.
-        query_tokens: index into ``Plan.query_tokens`` of the token eaten by each row that asks in layer 0.
+        tokens: [A] (step 0: [C]) index into ``Plan.tokens`` of the token each row takes.
+        query_tokens: index into ``Plan.query_tokens`` of the token taken by each row that asks in layer 0.
         counted: [L] the active rows that count at this step, ascending.
         bounds: for each chunk of target rows, where its rows start in ``counted`` (one more at the end).
     """
@@ -45,7 +45,7 @@ class Plan:
     Attributes:
         context: [C] rows that serve as context; ``context_queries`` the same rows asking, which
             all do below the last layer; ``context_rope`` their positions.
-        tokens: [E] rows whose token's embedding is eaten; ``query_tokens`` indexes those of rows that ask.
+        tokens: [E] rows whose token's embedding is used; ``query_tokens`` indexes those of rows that ask.
         targets: [R] rows that teach; ``last_step`` [R] the last step each can serve (its position less one).
         chunk: target rows per chunk of the loss.
         longest: upper bound of RoPE positions.

@@ -71,7 +71,7 @@ class Eagle3File(BaseModel):
         fc_norm: one RMSNorm for each input (``fc_norm.i``).
         norm_output: what is fed back is the output after ``norm``, as SGLang, vLLM and speculators mean it.
         norm_before_lm_head: ``norm`` is applied before ``lm_head``.
-        use_aux_hidden_state: it eats intermediate states; false means one final state.
+        use_aux_hidden_state: the head takes intermediate states; false means one final state.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, populate_by_name=True)
@@ -280,7 +280,7 @@ def attention_shape(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _checks() -> Mapping[str, tuple[TypeAdapter[Any], str]]:
-    """By field with something to say of a wrong value: its check, and what it must be."""
+    """For each field that is checked: its check, and what its value must be."""
     found = {}
     for name, info in Eagle3File.model_fields.items():
         if info.description is not None:

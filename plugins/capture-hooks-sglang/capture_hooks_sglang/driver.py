@@ -118,7 +118,7 @@ _RESOLVED: Final[Mapping[Job, tuple[str, ...]]] = MappingProxyType(
 
 
 class SGLangDriver(EngineDriver):
-    """Contributed by ``capture_hooks_engines``."""
+    """SGLang as an `EngineProvider`, contributed by the hook ``capture_hooks_engines``."""
 
     name, title, module = "sglang", "SGLang", "sglang.launch_server"
     host, port = "127.0.0.1", 30000
@@ -335,7 +335,7 @@ class _Spooled:
         self._numbers = itertools.count()
 
     def prefill(self, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """One sequence's states."""
+        """Send one prompt and read its states from the file that the server leaves."""
         key = SpoolId(next(self._numbers), len(tokens))
         # One token is the least that SGLang generates; the prompt's own pass gives it.
         sampling = {"max_new_tokens": 1, "temperature": 0, "ignore_eos": True}

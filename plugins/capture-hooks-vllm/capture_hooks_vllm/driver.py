@@ -107,7 +107,7 @@ _APART: Final[Mapping[Job, tuple[str, ...]]] = MappingProxyType(
 
 
 class VllmDriver(EngineDriver):
-    """Contributed by ``capture_hooks_engines``."""
+    """vLLM as an `EngineProvider`, contributed by the hook ``capture_hooks_engines``."""
 
     name, title = "vllm", "vLLM"
     host, port = "0.0.0.0", 8000
@@ -352,7 +352,7 @@ class _Extracted:
         self._norm: nn.Module | None = None
 
     def prefill(self, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """One sequence's states."""
+        """Send one prompt and read its states from the file that vLLM leaves."""
         # One token is the least that vLLM generates; it is the greedy one behind the last.
         options = {"temperature": 0, "prompt_logprobs": 1, "ignore_eos": True}
         answer = _generate(self._process, tokens, 1, options)

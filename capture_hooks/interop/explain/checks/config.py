@@ -528,7 +528,7 @@ _DEFAULT_THETA: Final = 10000.0
 
 
 def check_rope(subject: HeadSubject) -> Iterator[Finding]:
-    """``rope_theta`` and scaling."""
+    """RoPE: base and scaling of the file, between its spellings and against the target."""
     fields = subject.head.fields
     theta, kind, settings = rope_of(fields)
     yield from _two_spellings(fields, subject.head.schema)

@@ -177,7 +177,7 @@ class Delivery:
         return tuple(bound), kwargs
 
     def _check(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Every row is there, and as wide as the head eats."""
+        """Every row is there, and as wide as the head's input."""
         given = self._signature.bind(*args, **kwargs).arguments
         metadata = given["logits_metadata"]
         check_mode(metadata.forward_mode.name)

@@ -172,7 +172,7 @@ def _judge(worker: Any, served: Served) -> tuple[Outcome, str]:
 
 
 def _check_head(asked: CaptureRequest, delivery: Delivery) -> None:
-    """The width that the head's ``fc`` eats is the width delivered, and the target is as deep as its own."""
+    """The width that the head's ``fc`` takes is the width delivered, and the target is as deep as its own."""
     if asked.head is None:
         return
     fc = asked.head.tensors.get("fc.weight")

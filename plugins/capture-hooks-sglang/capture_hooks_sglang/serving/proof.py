@@ -29,7 +29,7 @@ def prove(worker: Any, anatomy: Anatomy, points: tuple[Point, ...], witness: Wit
     Args:
         worker: SGLang's ``TpModelWorker`` of the target, attached (`Delivery.attach`).
         anatomy: of its model.
-        points: what the head eats, in its order.
+        points: the head's input, in its order.
         witness: the head's.
 
     Raises:

@@ -45,7 +45,7 @@ class CaptureRequest:
 
     @property
     def truth(self) -> tuple[Point, ...]:
-        """What the head was trained on, in the order its ``fc`` eats it; empty where nothing says."""
+        """What the head was trained on, in the order its ``fc`` takes it; empty where nothing says."""
         return self.head.file_inputs if self.head is not None else ()
 
     def witness(self) -> Witness | None:

@@ -211,7 +211,7 @@ class Spool:
 
     @property
     def boundaries(self) -> list[int | None]:
-        """Of each input; None for a point on none."""
+        """The boundary of each input; None for a point that lies on no boundary."""
         anatomy = self._session.anatomy
         sites = self.spec.resolve(anatomy.n_layers, anatomy.split_boundaries).inputs
         return [None if site.norm else site.boundary for site in sites]

@@ -27,7 +27,7 @@ def prove(worker: Any, points: Sequence[Point], witness: Witness) -> Proof:
 
     Args:
         worker: vLLM's, complete; drafting with the head.
-        points: what the head eats, in its file's order.
+        points: the head's input, in its file's order.
         witness: the head's.
 
     Raises:
@@ -99,7 +99,7 @@ def _meaning(model_type: str) -> Boundaries:
 
 
 def _states(worker: Any, points: Sequence[Point], witness: Witness) -> dict[str, Tensor]:
-    """By point, [T, H] what this target holds at every boundary that vLLM captures."""
+    """The states [T, H] of this target at every boundary that vLLM captures, by point."""
     config = worker.vllm_config.model_config
     layers = config.get_total_num_hidden_layers()
     meaning = _meaning(config.hf_text_config.model_type)

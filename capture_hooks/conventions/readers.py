@@ -32,7 +32,7 @@ _FAILURES: Final = (TypeError, KeyError, ValueError, IndexError, AttributeError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Reader):
+class ReaderRow(Reader):
     """The fields of a row that every reader has; see `Reader`."""
 
     name: str
@@ -74,7 +74,7 @@ def read_list(chosen: Convention, key: str | None, ids: Any, n_layers: int) -> T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sglang(Row):
+class Sglang(ReaderRow):
     """EAGLE-3's nested list, or none: whatever goes wrong there ends in the default layers, without a word.
 
     A DFlash or DSpark draft, told by its architecture, has keys of its own; see `read_blocks`.
@@ -282,7 +282,7 @@ Place = Literal["top", "nested", "dflash", "dflash+1", "dspark+1", "dense+1", "d
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vllm(Row):
+class Vllm(ReaderRow):
     """One of vLLM's two runners, V1 and V2, which takes the target's default layers where it finds nothing.
 
     A config in speculators' format is rewritten first.  The speculative method is the user's to choose; it is
@@ -455,7 +455,7 @@ def rewritten(config: Mapping[str, Any], types: Sequence[str], layers: Sequence[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Specforge(Row):
+class Specforge(ReaderRow):
     """How a training run takes a draft's config, where the run names no layers of its own."""
 
     def read(
@@ -478,7 +478,7 @@ class Specforge(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaCpp(Row):
+class LlamaCpp(ReaderRow):
     """What llama.cpp's converter makes of a config: EAGLE-3's top-level list, DFlash's nested one first."""
 
     #: What conversion/__init__.py sends to the module that knows EAGLE-3, and to the one that knows DFlash.
@@ -514,7 +514,7 @@ class LlamaCpp(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dflash(Row):
+class Dflash(ReaderRow):
     """The list of the draft's config, or one spread over the layers that the config says the target has."""
 
     #: The key of its convention.
@@ -553,7 +553,7 @@ class Dflash(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoList(Row):
+class NoList(ReaderRow):
     """An engine that takes layers from a setting or its default, never from a head's config."""
 
     def read(
@@ -563,7 +563,7 @@ class NoList(Row):
         return read_list(self.convention(known, family), None, None, n_layers)
 
 
-READERS: Final[Mapping[str, type[Row]]] = {
+READERS: Final[Mapping[str, type[ReaderRow]]] = {
     "sglang": Sglang,
     "vllm": Vllm,
     "specforge": Specforge,

@@ -61,7 +61,7 @@ def layouts() -> tuple[Layout, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KernelChoice:
     """For one weight shape: the layout kept, and the measured row counts where it beats the stock kernel."""
 
     layout: Layout
@@ -89,7 +89,7 @@ class PackedLinears:
             )
         self._stamp: tuple[tuple[int, int], ...] = ()
         self._values = torch.empty(0)
-        self._verdicts: dict[_Shape, Verdict] | None = None
+        self._choices: dict[_Shape, KernelChoice] | None = None
         self._packed: dict[int, Tensor] = {}
         self._plans: dict[int, list[tuple[nn.Linear, _Forward]]] = {}
 
@@ -106,19 +106,19 @@ class PackedLinears:
         if stamp == self._stamp and torch.equal(values, self._values):
             return
         with torch.inference_mode():
-            if self._verdicts is None:
-                self._verdicts = {
+            if self._choices is None:
+                self._choices = {
                     shape: verdict
                     for shape, weights in _by_shape(self._linears).items()
                     if (verdict := _judge(weights, layouts())) is not None
                 }
-            self._pack(self._verdicts)
+            self._pack(self._choices)
         self._stamp, self._values = stamp, values
 
     def choices(self) -> dict[_Shape, tuple[str, list[int]]]:
         """The layout kept for each weight shape and the row counts it serves, for reports."""
-        verdicts = self._verdicts or {}
-        return {shape: (v.layout.name, sorted(v.rows)) for shape, v in verdicts.items()}
+        choices = self._choices or {}
+        return {shape: (v.layout.name, sorted(v.rows)) for shape, v in choices.items()}
 
     @contextlib.contextmanager
     def verifying(self, rows: int) -> Iterator[None]:
@@ -133,10 +133,10 @@ class PackedLinears:
             for linear, _ in plan:
                 linear.__dict__.pop("forward", None)
 
-    def _pack(self, verdicts: dict[_Shape, Verdict]) -> None:
+    def _pack(self, choices: dict[_Shape, KernelChoice]) -> None:
         self._packed, self._plans = {}, {rows: [] for rows in MEASURED_ROWS}
         for linear in self._linears:
-            verdict = verdicts.get((linear.out_features, linear.in_features))
+            verdict = choices.get((linear.out_features, linear.in_features))
             if verdict is None:
                 continue
             key = id(linear.weight)  # tied weights share a copy
@@ -170,7 +170,7 @@ def _by_shape(linears: Sequence[nn.Linear]) -> dict[_Shape, list[Tensor]]:
     return {shape: list(weights.values()) for shape, weights in found.items()}
 
 
-def _judge(weights: list[Tensor], candidates: Sequence[Layout]) -> Verdict | None:
+def _judge(weights: list[Tensor], candidates: Sequence[Layout]) -> KernelChoice | None:
     """The layout that saves most over passes of 2 to 8 rows, if any does."""
     size = weights[0].numel() * weights[0].element_size()
     sample = weights[: max(1, _SAMPLE_BYTES // size)]
@@ -178,12 +178,12 @@ def _judge(weights: list[Tensor], candidates: Sequence[Layout]) -> Verdict | Non
     for layout in candidates:
         kernels[layout.name] = [layout.bound(layout.pack(weight), None) for weight in sample]
     times = {rows: _times(kernels, torch.ones(rows, sample[0].shape[1])) for rows in MEASURED_ROWS}
-    best: tuple[float, Verdict] | None = None
+    best: tuple[float, KernelChoice] | None = None
     for layout in candidates:
         faster = {rows for rows, t in times.items() if t[layout.name] < _GAIN * t["stock"]}
         saved = sum(times[rows]["stock"] - times[rows][layout.name] for rows in faster if rows <= 8)
         if faster and (best is None or saved > best[0]):
-            best = saved, Verdict(layout, frozenset(faster))
+            best = saved, KernelChoice(layout, frozenset(faster))
     return None if best is None else best[1]
 
 

@@ -30,7 +30,7 @@ from .command import Command, Flags, Spellings, reached_by, shown
 from .contract import Answer, Margin, SequenceError, SequenceStates
 from .process import EngineProcess, GoneError, started
 from .prompts import DIALOGUES, converse, in_flight
-from .reports import Report, place_of
+from .reports import RankReport, place_of
 from .serve import follow
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class EngineDriver(ABC):
         """
 
     @abstractmethod
-    def ranks_of(self, info: Info, reports: Sequence[Report]) -> set[tuple[int, int]]:
+    def ranks_of(self, info: Info, reports: Sequence[RankReport]) -> set[tuple[int, int]]:
         """Which ranks (replica, rank) a server runs."""
 
     @abstractmethod
@@ -396,7 +396,7 @@ class EngineDriver(ABC):
                 self._check_reports(self.ranks_of(info, process.reports), process.reports)
             yield process, info
 
-    def _check_reports(self, ranks: set[tuple[int, int]], reports: Sequence[Report]) -> None:
+    def _check_reports(self, ranks: set[tuple[int, int]], reports: Sequence[RankReport]) -> None:
         """Check that every rank reported, which shows that the plugin is loaded there."""
         silent = sorted(ranks - {(report.replica, report.rank) for report in reports})
         if silent:

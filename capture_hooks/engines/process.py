@@ -21,7 +21,7 @@ from typing import Any, Final, Self, TypeVar
 
 from ..errors import EngineError
 from .command import Command
-from .reports import HANDSHAKE, Report, read_reports
+from .reports import HANDSHAKE, RankReport, read_reports
 
 #: Seconds between two looks at a server that starts or serves, and at one that was told to end.
 TICK: Final = 0.2
@@ -74,7 +74,7 @@ class EngineProcess:
             )
 
     @property
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[RankReport]:
         """What its ranks have reported."""
         return read_reports(self._folder)
 

@@ -63,7 +63,7 @@ def serve_or_refuse(verdict: Outcome, message: str, verify: Verify, logger: logg
         raise EngineError(f"this server would feed the head other states than it was trained on. {message}")
 
 
-class Report(BaseModel):
+class RankReport(BaseModel):
     """One rank's report.
 
     Attributes:
@@ -118,12 +118,12 @@ def place_of(replica: int, rank: int) -> str:
     return f"rank {rank}" if replica == 0 else f"rank {rank} of replica {replica}"
 
 
-def read_reports(directory: Path) -> list[Report]:
+def read_reports(directory: Path) -> list[RankReport]:
     """Every report in ``directory``, by replica and rank."""
     found = []
     for path in sorted(directory.glob("replica-*.json")):
         try:
-            found.append(Report.model_validate(json.loads(path.read_text())))
+            found.append(RankReport.model_validate(json.loads(path.read_text())))
         except (OSError, ValueError, ValidationError):
             continue  # written by someone else; a missing rank is what its reader acts on
     return sorted(found, key=lambda report: (report.replica, report.rank))

@@ -9,7 +9,7 @@ from typing import Final
 from ..errors import EngineError
 from .command import Command
 from .process import TICK, EngineProcess, Signals, started
-from .reports import VERIFY, Report, place_of
+from .reports import VERIFY, RankReport, place_of
 
 #: Seconds a server gets to finish its requests and stop.
 GRACE: Final = 30.0
@@ -84,7 +84,7 @@ def follow(
         return 128 + signals.received[0]
 
 
-def _refusal(reports: Sequence[Report], strict: bool) -> str | None:
+def _refusal(reports: Sequence[RankReport], strict: bool) -> str | None:
     """Why a rank that reported must not be served."""
     bad = {"failed"} | ({"mismatch", "undetermined"} if strict else set())
     reasons: dict[str, list[str]] = {}
@@ -97,7 +97,7 @@ def _refusal(reports: Sequence[Report], strict: bool) -> str | None:
     return "\n".join(["the server was stopped; it must not serve this head", *lines])
 
 
-def _reason(report: Report) -> str:
+def _reason(report: RankReport) -> str:
     if report.verdict == "failed":
         return report.message
     return f"it captures {', '.join(report.points)}, as {report.source} asks. {report.message}"
@@ -110,7 +110,9 @@ def _tell(process: EngineProcess, engine: str, told: set[tuple[int, int]]) -> No
             _say(report.described(engine))
 
 
-def _check_reports(engine: str, kind: str, ranks: set[tuple[int, int]], reports: Sequence[Report]) -> None:
+def _check_reports(
+    engine: str, kind: str, ranks: set[tuple[int, int]], reports: Sequence[RankReport]
+) -> None:
     """Every rank reported, and all the same capture.
 
     Raises:

@@ -17,7 +17,7 @@ from ..capture import find_anatomy
 from ..capture.fingerprint import TargetFingerprint
 from ..spec import CaptureSpec
 from ..target import context_length
-from ..target.states import BatchForward, Captured
+from ..target.states import BatchForward, CapturedBatch
 from .data import Examples
 from .data.examples import check_examples, check_placeholders
 from .manifest import Engine, Manifest
@@ -92,7 +92,7 @@ class ModelStates:
     def fill(self, shard: range, tensors: ShardTensors) -> Iterator[int]:
         """Capture one shard; yields the tokens of each batch."""
         starts = dict(zip(shard, tensors.starts.tolist(), strict=False))
-        waiting: tuple[list[int], Captured] | None = None
+        waiting: tuple[list[int], CapturedBatch] | None = None
         text = [i for i in shard if self.examples[i].media is None]
         alone = [[i] for i in shard if self.examples[i].media is not None]
         alike = self._forward.anatomy.lengths.alike
@@ -106,7 +106,7 @@ class ModelStates:
         if waiting is not None:
             _put(waiting[1], tensors, [starts[i] for i in waiting[0]])
 
-    def _capture(self, batch: Sequence[int]) -> Captured:
+    def _capture(self, batch: Sequence[int]) -> CapturedBatch:
         media = self.examples[batch[0]].media
         if media is not None:
             return self._forward.capture_images(media.inputs())
@@ -128,7 +128,7 @@ class ModelStates:
             return (time.perf_counter() - started) / sum(captured.lengths)
 
 
-def _put(captured: Captured, shard: ShardTensors, starts: Sequence[int]) -> None:
+def _put(captured: CapturedBatch, shard: ShardTensors, starts: Sequence[int]) -> None:
     """Write each sequence's rows into ``shard`` from its start, cast to the shard's dtype."""
     captured.wait()
     at = 0

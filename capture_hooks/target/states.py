@@ -80,7 +80,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class CapturedBatch:
     """A batch of B sequences, T columns, on its way to the CPU; `wait` before reading.
 
     Attributes:
@@ -130,7 +130,7 @@ class BatchForward:
         return self._session
 
     @torch.inference_mode()
-    def capture(self, sequences: Sequence[Tensor]) -> Captured:
+    def capture(self, sequences: Sequence[Tensor]) -> CapturedBatch:
         """Run the target over sequences of token ids [T] each; the session must be entered."""
         lengths = tuple(map(len, sequences))
         batch = nn.utils.rnn.pad_sequence(list(sequences), batch_first=True).to(
@@ -145,7 +145,7 @@ class BatchForward:
         return _to_cpu(states.packed.view(*grid, -1), target, argmax, lengths)
 
     @torch.inference_mode()
-    def capture_images(self, inputs: Mapping[str, Tensor]) -> Captured:
+    def capture_images(self, inputs: Mapping[str, Tensor]) -> CapturedBatch:
         """Run the target over one sequence with images (`Media.inputs`); the session must be entered."""
         self._session.clear()
         self.anatomy.lengths.forget()
@@ -280,7 +280,7 @@ def _tokens_named(model: nn.Module, names: re.Pattern[str]) -> frozenset[int]:
     return frozenset(id_ for name, id_ in fields.items() if names.match(name) and type(id_) is int)
 
 
-def _rows(captured: Captured) -> Tensor:
+def _rows(captured: CapturedBatch) -> Tensor:
     """The states [T, C] of the first sequence, once they are there."""
     captured.wait()
     return captured.states[0]
@@ -336,7 +336,7 @@ def _needs_whole_model(model: nn.Module, anatomy: Anatomy, spec: CaptureSpec) ->
     )
 
 
-def _to_cpu(states: Tensor, target: Tensor | None, argmax: Tensor, lengths: tuple[int, ...]) -> Captured:
+def _to_cpu(states: Tensor, target: Tensor | None, argmax: Tensor, lengths: tuple[int, ...]) -> CapturedBatch:
     tensors = [states, argmax] if target is None else [states, argmax, target]
     copies = [_start_copy(tensor) for tensor in tensors]
     # Under a device_map the tensors may lie on several devices; each has its own stream to wait for.
@@ -345,7 +345,7 @@ def _to_cpu(states: Tensor, target: Tensor | None, argmax: Tensor, lengths: tupl
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # unannotated in torch
         event.record(torch.cuda.current_stream(device))
         events.append(event)
-    return Captured(copies[0], None if target is None else copies[2], copies[1], lengths, tuple(events))
+    return CapturedBatch(copies[0], None if target is None else copies[2], copies[1], lengths, tuple(events))
 
 
 def _start_copy(tensor: Tensor) -> Tensor:

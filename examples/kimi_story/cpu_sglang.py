@@ -32,7 +32,7 @@ class Answer:
     Attributes:
         value: what its job returned; None where it stopped.
         error: what stopped it; empty where nothing did.
-        report: what our plugin reported (`capture_hooks.engines.reports.Report`); None without it.
+        report: what our plugin reported (`capture_hooks.engines.reports.RankReport`); None without it.
     """
 
     value: Any

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 from capture_hooks.capture import bind
 from capture_hooks.decoding import SpeculativeDecoder, caches
-from capture_hooks.decoding.packed import MEASURED_ROWS, PackedLinears, Verdict, layouts
+from capture_hooks.decoding.packed import MEASURED_ROWS, KernelChoice, PackedLinears, layouts
 from capture_hooks.decoding.target import Target
 from capture_hooks.errors import DecodingError
 from capture_hooks.heads.drafting import Drafting, Proposal, TreeShape
@@ -82,8 +82,9 @@ def test_a_verified_tree_gives_every_path_its_own_logits(llama):
 
 def forced(packed, layout):
     """The same copies whatever this machine measures: every weight in one layout, for 2 to 8 rows."""
-    packed._verdicts = {
-        (m.out_features, m.in_features): Verdict(layout, frozenset({2, 3, 4, 6, 8})) for m in packed._linears
+    packed._choices = {
+        (m.out_features, m.in_features): KernelChoice(layout, frozenset({2, 3, 4, 6, 8}))
+        for m in packed._linears
     }
     packed.refresh()
     return packed

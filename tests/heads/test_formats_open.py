@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from capture_hooks.errors import HeadError
-from capture_hooks.interop.heads import Flags, open_head
+from capture_hooks.interop.heads import HeadFlags, open_head
 from capture_hooks.interop.heads.header import LONGEST, read_header
 from capture_hooks.testing import tiny
 
@@ -106,14 +106,14 @@ def test_fields_flags_and_ids_come_from_wherever_a_library_keeps_them(head):
     assert raw.layout == "speculators"
     assert raw.fields["hidden_size"] == 8
     assert raw.fields["draft_vocab_size"] == 3
-    assert raw.flags == Flags(norm_before_residual=True, norm_output=False)
+    assert raw.flags == HeadFlags(norm_before_residual=True, norm_output=False)
     assert raw.ids == {"eagle_aux_hidden_state_layer_ids": [2, 4], "dflash_config.target_layer_ids": "1,2"}
     assert raw.problems == ()
 
 
 def test_specforges_norm_output_is_left_open(head):
     raw = open_head(head({**CONFIG, "norm_output": False, "fc_norm": True}))
-    assert raw.flags == Flags(fc_norm=True)
+    assert raw.flags == HeadFlags(fc_norm=True)
     assert raw.fields["norm_output"] is False
     assert open_head(head({**CONFIG, "eagle_config": {"norm_output": True}})).flags.norm_output is True
 

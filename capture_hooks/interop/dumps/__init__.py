@@ -4,13 +4,13 @@ A format of a plugin is written against `contract`.
 """
 
 from .contract import DumpFormat
-from .convert import Conversion, Declared, convert_dump
+from .convert import Declared, DumpConversion, convert_dump
 from .describe import FORMATS, DumpDescription, describe, recognised
 
 __all__ = [
     "FORMATS",
-    "Conversion",
     "Declared",
+    "DumpConversion",
     "DumpDescription",
     "DumpFormat",
     "convert_dump",

@@ -56,7 +56,7 @@ class Declared:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class DumpConversion:
     """What was done.
 
     Attributes:
@@ -86,7 +86,7 @@ def convert_dump(
     on_progress: Callable[[int, int], None] | None = None,
     conventions: Conventions = BUILTIN,
     formats: Mapping[str, DumpFormat] = FORMATS,
-) -> Conversion:
+) -> DumpConversion:
     """Write the dump in ``source`` as a dump of another format in ``destination``.
 
     Args:
@@ -135,7 +135,7 @@ def convert_dump(
     else:
         with fresh_directory(destination) as directory:
             writer.write(directory, prepared, plan)
-    return Conversion(
+    return DumpConversion(
         reader.name,
         writer.name,
         len(lengths),

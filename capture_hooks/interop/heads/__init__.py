@@ -1,13 +1,13 @@
 """Draft heads in other libraries' layouts: read, converted, written."""
 
-from .convert import FORMATS, Conversion, HeadFormat, convert_head, layout_named
+from .convert import FORMATS, HeadConversion, HeadFormat, convert_head, layout_named
 from .draft import TargetShape
-from .open import Flags, RawHead, open_head
+from .open import HeadFlags, RawHead, open_head
 
 __all__ = [
     "FORMATS",
-    "Conversion",
-    "Flags",
+    "HeadConversion",
+    "HeadFlags",
     "HeadFormat",
     "RawHead",
     "TargetShape",

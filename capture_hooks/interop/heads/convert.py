@@ -100,7 +100,7 @@ def layout_named(name: str) -> Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
+class HeadConversion:
     """What was converted, and what its reader should know.
 
     Attributes:
@@ -139,7 +139,7 @@ def convert_head(
     force: bool = False,
     overwrite: bool = False,
     conventions: Conventions = BUILTIN,
-) -> Conversion:
+) -> HeadConversion:
     """Write a head in another layout; tensors keep their bits, and every flag and id is said.
 
     Args:
@@ -193,7 +193,7 @@ def convert_head(
             files.write_tensors(fresh / files.WEIGHTS, written.tensors, {"format": "pt"})
             files.write_config(fresh / files.CONFIG, config)
         notes = written.notes
-    return Conversion(
+    return HeadConversion(
         raw.directory,
         place,
         raw.layout,

@@ -60,7 +60,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Flags:
+class HeadFlags:
     """What a head computes, as far as its file says; None where it does not say.
 
     What each means is the schema's to say.  ``norm_before_lm_head`` is what SpecForge 0.2.0 calls
@@ -128,7 +128,7 @@ class RawHead:
     directory: Path
     config: Mapping[str, Any]
     fields: Mapping[str, Any]
-    flags: Flags
+    flags: HeadFlags
     ids: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     names: Mapping[str, Stored]
@@ -256,7 +256,7 @@ def _fields(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {**top, **(nested or {})}, problems
 
 
-def _flags(schema: HeadSchema, layout: Layout, config: Mapping[str, Any]) -> tuple[Flags, list[str]]:
+def _flags(schema: HeadSchema, layout: Layout, config: Mapping[str, Any]) -> tuple[HeadFlags, list[str]]:
     """The flags, each from the first place that says it; one that disagrees with it is a problem."""
     problems = []
     if config.get("eagle_config") is not None and not isinstance(config["eagle_config"], dict):
@@ -269,7 +269,7 @@ def _flags(schema: HeadSchema, layout: Layout, config: Mapping[str, Any]) -> tup
             outer = config.get(holder) if holder else config
             value = outer.get(key) if isinstance(outer, Mapping) else None
             if layout == "eagle" and place == "norm_output":
-                continue  # see `Flags`
+                continue  # see `HeadFlags`
             if isinstance(value, bool):
                 found.append((place, value))
             elif value is not None:
@@ -280,8 +280,8 @@ def _flags(schema: HeadSchema, layout: Layout, config: Mapping[str, Any]) -> tup
         return found[0][1] if found else None
 
     norm_output = one("norm_output")
-    others = (field.name for field in dataclasses.fields(Flags) if field.name != "norm_output")
-    return Flags(norm_output=norm_output, **{name: one(name) for name in others}), problems
+    others = (field.name for field in dataclasses.fields(HeadFlags) if field.name != "norm_output")
+    return HeadFlags(norm_output=norm_output, **{name: one(name) for name in others}), problems
 
 
 def _json(value: bool) -> str:

@@ -18,7 +18,7 @@ from capture_hooks.engines.checks import Feature, Needed
 from capture_hooks.engines.command import Flags, named, without
 from capture_hooks.engines.driver import Completion, EngineDriver, Info, Job, Prefill
 from capture_hooks.engines.process import EngineProcess, GoneError
-from capture_hooks.engines.reports import Report
+from capture_hooks.engines.reports import RankReport
 from capture_hooks.errors import ConventionError, EngineError, ModelError
 from capture_hooks.heads import HeadDescription
 from capture_hooks.heads.config import CaptureSection
@@ -28,7 +28,7 @@ from capture_hooks.spec import CaptureSpec
 from capture_hooks.target import context_length, load_config
 
 from .serving.request import SPEC, SPOOL, capture_request
-from .serving.spool import Rows, SpoolId
+from .serving.spool import RequestRows, SpoolId
 
 if TYPE_CHECKING:
     from capture_hooks.decoding.contract import Sampling
@@ -237,7 +237,7 @@ class SGLangDriver(EngineDriver):
             )
         return info if status == 200 else None
 
-    def ranks_of(self, info: Info, reports: Sequence[Report]) -> set[tuple[int, int]]:
+    def ranks_of(self, info: Info, reports: Sequence[RankReport]) -> set[tuple[int, int]]:
         """Replicas and ranks by ``dp_size`` and ``tp_size`` of the server's settings."""
         replicas, ranks = int(info.get("dp_size") or 1), int(info["tp_size"])
         return set(itertools.product(range(replicas), range(ranks)))
@@ -348,13 +348,13 @@ class _Spooled:
             raise EngineError(f"{len(rows)} rows of states came for its {len(tokens)} tokens")
         return rows.inputs, rows.target, rows.argmax
 
-    def _collect(self, key: SpoolId) -> Rows:
+    def _collect(self, key: SpoolId) -> RequestRows:
         """The file of an answered request; it is written behind the answer."""
         states, failure = key.states_file(self._spool), key.failure_file(self._spool)
         deadline, pause = time.monotonic() + _PATIENCE, 0.001
         while True:
             if states.exists():
-                return Rows.take(states)
+                return RequestRows.take(states)
             if failure.exists():
                 raise EngineError(f"no states came: {failure.read_text()}")
             if not self._process.alive:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_hooks_sglang.serving.spool import Assembly, Rows, SpoolId
+from capture_hooks_sglang.serving.spool import Assembly, RequestRows, SpoolId
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 def rows_of(key, start, end):
     """Rows that say whose they are, and which."""
     at = torch.arange(start, end)
-    return Rows(
+    return RequestRows(
         (at + 1000.0 * key.number)[:, None].repeat(1, 6), -at[:, None].float(), at + 1000 * key.number
     )
 
 
 def check_whole(directory, key):
-    rows, expected = Rows.take(key.states_file(directory)), rows_of(key, 0, key.tokens)
-    for name in Rows.__slots__:
+    rows, expected = RequestRows.take(key.states_file(directory)), rows_of(key, 0, key.tokens)
+    for name in RequestRows.__slots__:
         torch.testing.assert_close(getattr(rows, name), getattr(expected, name), rtol=0, atol=0)
 
 

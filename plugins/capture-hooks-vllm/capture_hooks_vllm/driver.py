@@ -23,7 +23,7 @@ from capture_hooks.engines.checks import Feature, Needed
 from capture_hooks.engines.command import Flags, named, without
 from capture_hooks.engines.driver import Completion, EngineDriver, Info, Job, Prefill
 from capture_hooks.engines.process import EngineProcess, GoneError
-from capture_hooks.engines.reports import Report, verify_of
+from capture_hooks.engines.reports import RankReport, verify_of
 from capture_hooks.errors import EngineError, ModelError
 from capture_hooks.heads import HeadDescription, inspect_head
 from capture_hooks.plugins import registry
@@ -256,7 +256,7 @@ class VllmDriver(EngineDriver):
         reports = process.reports
         return dict(reports[0].settings) if reports else {}
 
-    def ranks_of(self, info: Info, reports: Sequence[Report]) -> set[tuple[int, int]]:
+    def ranks_of(self, info: Info, reports: Sequence[RankReport]) -> set[tuple[int, int]]:
         """Replicas by the reports, and the ranks of each by the count in the first report."""
         if not reports or reports[0].ranks is None:
             return {(0, 0)}

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from capture_hooks.capture import find_anatomy
-from capture_hooks.engines.reports import HANDSHAKE, Outcome, Report, directory_of, serve_or_refuse
+from capture_hooks.engines.reports import HANDSHAKE, Outcome, RankReport, directory_of, serve_or_refuse
 from capture_hooks.errors import CaptureHooksError, EngineError
 
 from .delivery import Delivery, attach_draft_check, lend_embedding
@@ -240,7 +240,7 @@ def _write(**fields: Any) -> None:
     if directory is None:
         return
     parallel = _parallel()
-    Report(rank=parallel.tp_rank, replica=parallel.dp_rank or 0, **fields).write(directory)
+    RankReport(rank=parallel.tp_rank, replica=parallel.dp_rank or 0, **fields).write(directory)
 
 
 def _parallel() -> Any:

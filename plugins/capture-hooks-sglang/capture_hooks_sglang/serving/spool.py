@@ -70,7 +70,7 @@ class SpoolId:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class RequestRows:
     """Consecutive rows of one request.
 
     Attributes:
@@ -110,7 +110,7 @@ class Assembly:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._held: dict[SpoolId, list[Rows]] = {}
+        self._held: dict[SpoolId, list[RequestRows]] = {}
         self._disk = ThreadPoolExecutor(1, "capture-hooks-spool")
         self._writing: list[Future[None]] = []
 
@@ -119,7 +119,7 @@ class Assembly:
         """Requests that have some rows and lack others."""
         return tuple(self._held)
 
-    def add(self, key: SpoolId, start: int, rows: Rows) -> None:
+    def add(self, key: SpoolId, start: int, rows: RequestRows) -> None:
         """Take rows ``start``, ``start + 1``, … of a request; one that starts again at 0 was retracted.
 
         Raises:
@@ -158,10 +158,10 @@ class Assembly:
         self._writing.append(self._disk.submit(write, *what))
 
 
-def _write_joined(path: Path, parts: list[Rows]) -> None:
-    joined = (torch.cat([getattr(part, name) for part in parts]) for name in Rows.__slots__)
+def _write_joined(path: Path, parts: list[RequestRows]) -> None:
+    joined = (torch.cat([getattr(part, name) for part in parts]) for name in RequestRows.__slots__)
     try:
-        Rows(*joined).write(path)
+        RequestRows(*joined).write(path)
     except (OSError, SafetensorError) as error:  # most likely a full disk, where a few words may still fit
         write_failure(path.with_suffix(".failed"), f"they could not be written: {error}")
 
@@ -234,7 +234,7 @@ class Spool:
             states, count = self._session.states, sum(told.lengths)
             argmax = self._argmax(given, count)
             if self._assembly is not None:
-                rows = Rows(states.packed.cpu(), states.target.cpu(), argmax.cpu())
+                rows = RequestRows(states.packed.cpu(), states.target.cpu(), argmax.cpu())
                 for key, start, part in _parts(asked, told.starts, told.lengths, rows):
                     self._assembly.add(key, start, part)
         if told.requests:
@@ -249,13 +249,13 @@ class Spool:
 
 
 def _parts(
-    asked: list[SpoolId | None], starts: Any, lengths: tuple[int, ...], rows: Rows
-) -> Iterator[tuple[SpoolId, int, Rows]]:
+    asked: list[SpoolId | None], starts: Any, lengths: tuple[int, ...], rows: RequestRows
+) -> Iterator[tuple[SpoolId, int, RequestRows]]:
     """Each asked-for request's rows of one forward, with the position of the first."""
     firsts = starts.tolist() if isinstance(starts, Tensor) else starts
     at = 0
     for key, start, length in zip(asked, firsts, lengths, strict=True):
         if key is not None and start < key.tokens:  # behind its prompt it is decoding
             part = slice(at, at + length)
-            yield key, start, Rows(rows.inputs[part], rows.target[part], rows.argmax[part])
+            yield key, start, RequestRows(rows.inputs[part], rows.target[part], rows.argmax[part])
         at += length

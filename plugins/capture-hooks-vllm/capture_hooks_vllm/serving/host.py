@@ -15,7 +15,7 @@ from typing import Any, Final
 from capture_hooks.engines.reports import (
     HANDSHAKE,
     Outcome,
-    Report,
+    RankReport,
     directory_of,
     serve_or_refuse,
     verify_of,
@@ -134,7 +134,7 @@ def _write(worker: Any, head: HeadDescription | None, verdict: Outcome, message:
     if directory is None:
         return
     parallel = worker.vllm_config.parallel_config
-    Report(
+    RankReport(
         rank=worker.rank,
         replica=parallel.data_parallel_index,
         source=f"the head {head.directory}" if head is not None else "nobody",

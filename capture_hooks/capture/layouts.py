@@ -60,7 +60,7 @@ def leaving(anatomy: Anatomy, k: int) -> Place:
         return Place(layer, name, "after", output_of(name), plain=True)
     if anatomy.layout == "pair":
         return Place(layer, name, "after", _sum_of_pair(name))
-    # A handle leaves the layer: the stream can be told only where the next one (or the norm) receives it.
+    # A handle leaves the layer: the stream can be read only where the next one (or the norm) receives it.
     if k + 1 < anatomy.n_layers:
         return entering(anatomy, k + 1)
     if anatomy.final_norm is None or anatomy.final_norm_name is None:

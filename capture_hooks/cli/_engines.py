@@ -1,4 +1,4 @@
-"""``--engine``: which program runs the target, and what is then whose to set."""
+"""``--engine``: which program runs the target, and which options that leaves to the engine's own flags."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A typer-style function under its command name."""
+    """A command: its name, and a function with typer annotations."""
 
     name: str
     function: Callable[..., None]

@@ -1,6 +1,6 @@
 """``python -m MODULE``, which ends with the process that started it.
 
-Whoever is killed cannot stop what it started: a dump that is resumed would find the accelerators taken.
+A process that is killed cannot stop what it started: a resumed dump would find the accelerators in use.
 """
 
 from __future__ import annotations

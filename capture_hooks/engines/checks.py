@@ -1,4 +1,4 @@
-"""What is refused before an engine is started: cheap to see now, minutes later otherwise.
+"""What is checked before an engine is started, since an engine would fail only after minutes.
 
 The installed engine is read from its source with `ast`: importing it takes seconds, and its processes run
 elsewhere anyway.
@@ -30,7 +30,7 @@ _TEXT: Final = ("text", "llm", "language")
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something of an engine's that a plugin wraps, calls or sets.
+    """A function, class or value of an engine that a plugin wraps, calls or sets.
 
     Attributes:
         file: below the package.

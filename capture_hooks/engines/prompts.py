@@ -1,4 +1,4 @@
-"""Many prompts to a server at a time: enough that it never waits, few enough to bound what is held."""
+"""Many prompts to a server at a time: enough to keep it busy, few enough to bound memory."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def merged(base: nn.Module, adapter: str) -> nn.Module:
 
 @torch.no_grad()
 def _logits(model: Any) -> Tensor:
-    """What the model makes of a few tokens."""
+    """The model's logits for a few fixed tokens."""
     device = model.get_input_embeddings().weight.device
     logits: Tensor = model(
         input_ids=torch.arange(1, 1 + _TOKENS, device=device)[None], use_cache=False

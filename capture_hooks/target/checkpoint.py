@@ -1,4 +1,4 @@
-"""A target known by its checkpoint: shape and fingerprint, without loading what an engine loads elsewhere."""
+"""Shape and fingerprint of a target from its checkpoint: the weights, which an engine loads, stay on disk."""
 
 from __future__ import annotations
 

@@ -299,7 +299,7 @@ def _has_tokenizer(directory: Path) -> bool:
 
 
 def _reading(model: str) -> AbstractContextManager[None]:
-    """Reading what ``model`` names.
+    """A block in which transformers reads what ``model`` names; its errors become a `ModelError`.
 
     Raises:
         ModelError: for whatever a missing, damaged or unknown model makes these libraries raise.

@@ -1,4 +1,4 @@
-"""The states of given tokens: what every part that runs a target to look inside it shares.
+"""The states of given tokens: shared by every part that runs a target to capture states.
 
 `states_of` gives the captured states of a few sequences.  `BatchForward` runs a data set through the target,
 batch by batch, for a dump: captured states and the greedy next tokens.  There sequences are padded on the
@@ -69,7 +69,7 @@ def states_of(capture: CaptureSession, sequences: Sequence[Tensor], *, stop: boo
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout and the like off; every module's mode as before afterwards."""
+    """Eval mode (no dropout) inside the block; afterwards every module is in its own mode again."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -96,7 +96,7 @@ class CapturedBatch:
     arrived: tuple[torch.cuda.Event, ...] = ()
 
     def wait(self) -> None:
-        """Until the copies are there."""
+        """Wait until the copies have arrived."""
         for event in self.arrived:
             event.synchronize()
 

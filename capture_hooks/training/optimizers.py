@@ -165,7 +165,7 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # torch overloads it
-        """One step of both."""
+        """One step of Muon and one of AdamW."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -207,7 +207,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The module computes with the average inside the block."""
+        """Inside the block the module computes with the averaged weights."""
         self.swap()
         try:
             yield

@@ -30,7 +30,7 @@ from .sampler import global_batches, split, steps_for
 
 #: Steps of a run that time alone bounds: more than it can take.
 UNBOUNDED: Final = 2**31 - 1
-#: Passes over the data within one step that are still taken for meant.
+#: More passes over the data within one step than this are taken for a mistake.
 _MOST_PASSES: Final = 1000
 #: Fields of `TrainingArguments`.
 _FIELDS: Final = frozenset(field.name for field in dataclasses.fields(TrainingArguments) if field.init)
@@ -175,7 +175,7 @@ def trainer_arguments(config: TrainConfig) -> Iterator[None]:
 
 
 def _reporters(name: str) -> list[str]:
-    """The integrations that are meant, each tried out.
+    """The integrations that ``report_to`` names, each tried out.
 
     Raises:
         TrainingError: transformers knows none of that name, or what it needs is not installed.

@@ -1,4 +1,4 @@
-"""A data set before GPU hours are spent on it: how its rows are read and learnt, and its figures."""
+"""A look at a data set before it is trained on: how its rows are read and learnt, and its figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: Sizes of draft vocabularies to compare, beside the whole one.
 SIZES: Final = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000)
-#: Below this share of learnt tokens it is worth a word.
+#: A share of learnt tokens below this is warned about.
 _LITTLE: Final = 0.05
 _THOUGHT: Final = re.compile(
     r"(?:<think>|\[THINK\]|◁think▷|<\|channel\|>analysis<\|message\|>)"

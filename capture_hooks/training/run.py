@@ -194,7 +194,7 @@ def _train(
 
 
 def _clock(data: Data | None) -> str | None:
-    """What the chat template was told of the date, where examples were read now."""
+    """The time given to the chat template, where the examples were read in this process."""
     return data.clock if isinstance(data, Examples) else None
 
 
@@ -246,7 +246,7 @@ def undone_unless_begun(run: Path) -> Iterator[None]:
 
 
 def recorded_clock(out: Path) -> str | None:
-    """The moment that the chat template was told when the run of ``out`` began; None where it did not ask."""
+    """The time given to the chat template when the run of ``out`` began; None where it reads no clock."""
     try:
         recorded = json.loads((run_directory(out) / SETTINGS).read_text(encoding="utf-8")).get("clock")
     except (OSError, ValueError, AttributeError):

@@ -1,4 +1,4 @@
-"""Answers as they come, in a file beside the finished one: whoever is killed continues there.
+"""Answers as they come, in a file beside the finished one: an interrupted run continues from it.
 
 The first line says with which settings it was begun; then there is one for each engine that was started, and
 one for each answer.  A line is written at once; a last one that is torn is dropped.
@@ -52,7 +52,7 @@ class Record:
 
     @property
     def ends_row(self) -> bool:
-        """Whether nothing follows it in its row."""
+        """Whether no answer follows this one in its row."""
         return bool(self.cut or self.left_out)
 
 
@@ -170,7 +170,7 @@ def journal(out: Path, settings: Mapping[str, Any]) -> Iterator[Journal]:
 
 
 def begun_at(out: Path) -> str | None:
-    """The moment that templates were told when the answers of ``out`` were begun; None where none were."""
+    """The time given to the templates when the answers of ``out`` were begun; None where none were begun."""
     try:
         with partial(out).open("rb") as file:
             clock: str = json.loads(file.readline())["settings"]["clock"]

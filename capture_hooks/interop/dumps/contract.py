@@ -1,4 +1,4 @@
-"""What a dump format is: recognised, opened for reading, written; and what its own library means by it."""
+"""What a dump format is: recognised, opened for reading, written; and how its own library interprets it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NormState = Literal["normed", "unnormed"]
 
 @dataclass(frozen=True, slots=True)
 class DumpMeaning:
-    """What a format's own library takes its files for; the files themselves say none of it.
+    """How a format's own library interprets its files, which the files themselves do not say.
 
     Attributes:
         library, versions: whose code was read.

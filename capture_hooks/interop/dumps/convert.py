@@ -1,4 +1,4 @@
-"""From one library's dump to another's: what must be known is known or asked for, then rows are streamed."""
+"""From one library's dump to another's: settle what the files do not say, then stream the rows."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def _as_written(last: NormState, destination: DumpFormat, target: _HollowTarget 
 def _spec(
     facts: Facts, declared: Declared, target: _HollowTarget | None, conventions: Conventions
 ) -> CaptureSpec | None:
-    """The points, from whoever says them; the target point is another matter."""
+    """The points of the inputs, from the options, the file or the ids, without the target point."""
     if declared.spec is not None and declared.ids is not None:
         raise StoreError("points are stated once: by --spec, or by --ids and --written-for")
     stated = (
@@ -353,7 +353,7 @@ def _is_end(point: Point, target: _HollowTarget) -> bool:
 
 
 class _HollowTarget:
-    """A target by the path of its checkpoint; what is not asked for is not read.
+    """A target by the path of its checkpoint; each part of it is read when it is first needed.
 
     Raises:
         ModelError: there is no such model.

@@ -26,7 +26,7 @@ from .contract import Facts, Rows
 
 
 def numbered(paths: Sequence[Path]) -> list[Path]:
-    """In one order on every file system, ``data_2`` before ``data_10``."""
+    """The files in an order that is the same on every file system, ``data_2`` before ``data_10``."""
 
     def parts(path: Path) -> list[tuple[int, str]]:
         words = re.findall(r"\d+|\D+", str(path))

@@ -1,4 +1,4 @@
-"""What is explained, a head's directory, bare ids or a dump, with what is known of its target."""
+"""The subject of an explanation: a head's directory, bare ids or a dump, and what is known of its target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ExplainOptions:
 #: Text decoders inside multimodal configs, in the order transformers looks for them.
 _TEXT: Final = ("text_config", "decoder", "generator", "text", "language_config", "llm_config")
 
-#: Of the largest model that is believed: conventions list its layers.
+#: More layers than any model has; a larger number is refused, since conventions list every layer.
 _MOST_LAYERS: Final = 100_000
 
 

@@ -1,4 +1,4 @@
-"""What a head was trained on, by its own word or by its user's; and what it might be where nobody says.
+"""What a head was trained on, as its file or the user says; and what it may be where neither does.
 
 In this order: a spec the user vouches for; the head's capture section; a convention the user names
 (``--written-for``); a layout of which one library alone is the writer (speculators).  A bare list of integers
@@ -130,7 +130,7 @@ def by_section(section: CaptureSection) -> TrainedOn:
 
 
 def by_manifest(manifest: Manifest) -> TrainedOn:
-    """A dump's own word: its slots, in the order of its columns."""
+    """The slots that a dump itself states, in the order of its columns."""
     return _known(manifest.spec.inputs, manifest.n_layers, "the dump's manifest")
 
 

@@ -119,7 +119,7 @@ class RowEncoder:
 
     @property
     def clock(self) -> str | None:
-        """The moment that templates were told; None where none asked."""
+        """The time given to the templates; None where none of them reads the clock."""
         return self._made.clock if self._made is not None else None
 
     def sequences(self, row: Row) -> list[Encoded]:
@@ -145,7 +145,7 @@ class RowEncoder:
         return self._checked(found)
 
     def prompts(self, row: Row) -> list[Encoded]:
-        """What a server would be asked from a row: for its last answer, or for each; or a prompt without one.
+        """The prompts a server gets from a row: for its last answer or for each, or one without an answer.
 
         Raises:
             RowError: the row cannot be used.

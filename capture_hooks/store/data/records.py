@@ -1,4 +1,4 @@
-"""Files and data sets as a stream of rows, each with the place an error message can point to."""
+"""Files and data sets as a stream of rows; each row knows its file and line, for error messages."""
 
 from __future__ import annotations
 

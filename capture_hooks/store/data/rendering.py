@@ -231,7 +231,7 @@ class Rendering:
         return prompt + written.rstrip() + tail
 
     def _header(self, turn: int, prompt: str) -> str:
-        """What the template adds to have the assistant's turn written."""
+        """The generation prompt: what the template adds where the assistant's turn begins."""
         try:
             before = self._render(self._messages[:turn])[0]
         except RowError:

@@ -1,4 +1,4 @@
-"""What reading a data set met: forms, columns without effect, rows left out, and why."""
+"""A summary of how a data set was read: forms, columns without effect, rows left out, and why."""
 
 from __future__ import annotations
 

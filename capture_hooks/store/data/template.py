@@ -96,7 +96,7 @@ class ChatTemplates:
 
     @property
     def clock(self) -> str | None:
-        """The moment that templates were told, in ISO form; None where none of them asked."""
+        """The time given to the templates, in ISO form; None where none of them reads the clock."""
         asked = any(_CLOCK in text for text in self._used)
         return self._clock.replace(microsecond=0).isoformat() if asked else None
 

@@ -1,4 +1,4 @@
-"""The `Anatomy` of a language model of SGLang's: its parts, and how it hands on its residual stream.
+"""The `Anatomy` of an SGLang language model: its parts, and how it hands on its residual stream.
 
 Both are read from a rehearsal.
 """

@@ -1,4 +1,4 @@
-"""From points to what vLLM's extraction gives, and back: which ids it is asked for, whose its columns are."""
+"""Points and vLLM's extraction: which ids it is given, and which point each of its columns is."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Target:
         self.kernels = kernels
         self._capture = capture
         self._feed = Feed(anatomy.model)
-        # Models with M-RoPE remember how far the last prompt's images moved positions, whoever asks next.
+        # Models with M-RoPE keep how far the last prompt's images moved positions, also for the next prompt.
         self._shifted: list[Any] = [module for module in model.modules() if hasattr(module, "rope_deltas")]
         self.cache: Any = None
         self.device: torch.device = anatomy.embedding.weight.device  # type: ignore[assignment]  # nn.Module.__getattr__

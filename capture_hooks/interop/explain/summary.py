@@ -271,7 +271,7 @@ def _clauses(report: Report, lines: Sequence[Line]) -> Iterable[str]:
 
 
 def _but(lines: Sequence[Line], faults: Sequence[Finding]) -> str:
-    """Faults beside the states, of which there is no word so far."""
+    """Faults beside the states that nothing before has named."""
     right = [line.name for line in lines if line.faults and line.row.verdict.outcome == "same"]
     if right:
         which = "the fault below keeps" if len(faults) == 1 else f"{len(faults)} faults below keep"

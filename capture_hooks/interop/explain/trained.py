@@ -1,6 +1,6 @@
 """What a head was trained on, as its file or the user says; and what it may be where neither does.
 
-In this order: a spec the user vouches for; the head's capture section; a convention the user names
+In this order: a spec that the user gives; the head's capture section; a convention the user names
 (``--written-for``); a layout of which one library alone is the writer (speculators).  A bare list of integers
 in anyone else's layout says nothing: several trainers write the same key and mean different states by it.
 """
@@ -119,7 +119,7 @@ class TrainedOn:
 
 
 def by_section(section: CaptureSection) -> TrainedOn:
-    """The capture section's word: the inputs in the file's order; unknown where that order cannot be."""
+    """What the capture section states: the inputs in the file's order; unknown if that cannot be."""
     spec = section.capture_spec
     if sorted(section.order) != list(range(len(spec.inputs))):
         shown = f"its capture.order {section.order} is no permutation of its {len(spec.inputs)} inputs"
@@ -135,7 +135,7 @@ def by_manifest(manifest: Manifest) -> TrainedOn:
 
 
 def by_spec(spec: CaptureSpec, n_layers: int | None) -> TrainedOn:
-    """The user's word.
+    """What the user states with ``--spec``.
 
     Raises:
         SpecError: a layer that the target does not have, or the number of layers is not known.
@@ -194,7 +194,7 @@ def by_layout(ids: Mapping[str, Any], target: KnownTarget, conventions: Conventi
 
 
 def unknown(why: str, ids: Mapping[str, Any], target: KnownTarget, conventions: Conventions) -> TrainedOn:
-    """Nobody says; what the ids would mean to each convention that reads one of the keys that are there."""
+    """Not known: what the ids would mean to each convention that reads one of the keys in the file."""
     candidates = tuple(_candidates(ids, target, conventions))
     return TrainedOn(None, Trained(inputs=None, by=f"cannot be known: {why}", candidates=candidates))
 

@@ -28,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from capture_hooks import CaptureSpec
 from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump
-from capture_hooks.interop.dumps.contract import Facts, Plan, Rows
+from capture_hooks.interop.dumps.contract import DumpPlan, Facts, Rows
 
 TOKENS, HIDDEN = 1024, 2048
 SPEC = CaptureSpec.parse("post.0, post.1, post.2")
@@ -97,7 +97,7 @@ def make(folder, sequences):
     for name in FOREIGN:
         (folder / name).mkdir()
         last = FORMATS[name].meaning.wants or "normed"
-        plan = Plan((TOKENS,) * sequences, last, "random", SPEC, None, "random", None)
+        plan = DumpPlan((TOKENS,) * sequences, last, "random", SPEC, None, "random", None)
         FORMATS[name].write(folder / name, Random(sequences), plan)
     stated = Declared(spec=SPEC, target=str(target), pickles=True)
     extracted = Declared(spec=SPEC, target=str(target), last="unnormed", masks="all")

@@ -100,7 +100,7 @@ def _from_file(path: Path, spellings: Spellings) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ServerCommand:
     """A server's command line, and where it will answer.
 
     Attributes:

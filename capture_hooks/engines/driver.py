@@ -26,7 +26,7 @@ from ..heads.files import read_config
 from ..spec import CaptureSpec
 from .bound import bound_command
 from .checks import Needed, check_port, check_target, free_port
-from .command import Command, Flags, Spellings, reached_by, shown
+from .command import Flags, ServerCommand, Spellings, reached_by, shown
 from .contract import Answer, Margin, SequenceError, SequenceStates
 from .process import EngineProcess, GoneError, started
 from .prompts import DIALOGUES, converse, in_flight
@@ -262,7 +262,7 @@ class EngineDriver(ABC):
         """A flag as the engine writes it."""
         return self.spellings[name][0]
 
-    def compose(self, head: Path, model: Path, words: Sequence[str]) -> Command:
+    def compose(self, head: Path, model: Path, words: Sequence[str]) -> ServerCommand:
         """The command that serves ``model`` with ``head``; flags of the user's win over ours.
 
         Args:
@@ -281,7 +281,7 @@ class EngineDriver(ABC):
         bind = flags.text("host", _HERE)
         if "host" not in flags and self.host != _HERE:
             given += [self.spelling("host"), _HERE]
-        return Command(
+        return ServerCommand(
             argv=(sys.executable, "-m", self.module, *given, *self.drafting(head, words)),
             scheme="https" if "certificate" in flags else "http",
             host=reached_by(bind),
@@ -299,7 +299,7 @@ class EngineDriver(ABC):
         if (other := _another(flags, name, path)) is not None:
             raise EngineError(f"{path} and {self.spelling(name)} {other} are two; give one of them")
 
-    def shown_command(self, command: Command, environment: Mapping[str, str]) -> str:
+    def shown_command(self, command: ServerCommand, environment: Mapping[str, str]) -> str:
         """One line for a shell, with the settings of ``environment`` that matter; keys are left out."""
         secrets = {name: self.spellings[name] for name in self.secrets}
         return shown(command.argv, environment, self.shown, secrets)
@@ -384,7 +384,7 @@ class EngineDriver(ABC):
         port = free_port()
         line = [*self.line(model, words, fixed), "--host", _HERE, "--port", str(port)]
         argv = tuple(bound_command(self.module, line))
-        command = Command(argv, "http", _HERE, _HERE, port, "")
+        command = ServerCommand(argv, "http", _HERE, _HERE, port, "")
         environment = {**os.environ, **environment}
         with started(self.title, command, environment, quiet=True, cause=self.cause) as process:
             try:
@@ -444,7 +444,7 @@ class EngineDriver(ABC):
         print(self.shown_command(command, environment), flush=True)
         return self.follow(command, environment, start_timeout)
 
-    def follow(self, command: Command, environment: Mapping[str, str], start_timeout: float) -> int:
+    def follow(self, command: ServerCommand, environment: Mapping[str, str], start_timeout: float) -> int:
         """Run a server until it is asked to stop; see `capture_hooks.engines.serve.follow`."""
 
         def ranks_of(process: EngineProcess) -> set[tuple[int, int]] | None:

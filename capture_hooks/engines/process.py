@@ -20,7 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from ..errors import EngineError
-from .command import Command
+from .command import ServerCommand
 from .reports import HANDSHAKE, RankReport, read_reports
 
 #: Seconds between two looks at a server that starts or serves, and at one that was told to end.
@@ -52,7 +52,7 @@ class EngineProcess:
     def __init__(
         self,
         engine: str,
-        command: Command,
+        command: ServerCommand,
         environment: Mapping[str, str],
         folder: Path,
         *,
@@ -214,7 +214,7 @@ class EngineProcess:
 @contextmanager
 def started(
     engine: str,
-    command: Command,
+    command: ServerCommand,
     environment: Mapping[str, str],
     *,
     quiet: bool,

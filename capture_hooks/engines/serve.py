@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ..errors import EngineError
-from .command import Command
+from .command import ServerCommand
 from .process import TICK, EngineProcess, Signals, started
 from .reports import VERIFY, RankReport, place_of
 
@@ -20,7 +20,7 @@ _ASK: Final = 1.0
 def follow(
     engine: str,
     kind: str,
-    command: Command,
+    command: ServerCommand,
     environment: Mapping[str, str],
     start_timeout: float,
     ranks_of: Callable[[EngineProcess], set[tuple[int, int]] | None],

@@ -18,7 +18,7 @@ _FEW = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftVocabulary:
+class VocabularyOnDisk:
     """Which target tokens a head drafts: ``ids`` [D] int64 ascending, and the form they were found in."""
 
     ids: Tensor
@@ -28,7 +28,7 @@ class DraftVocabulary:
 
 def read_vocabulary(
     tensors: Mapping[str, Tensor], draft_size: int, target_size: int, where: str
-) -> DraftVocabulary:
+) -> VocabularyOnDisk:
     """The draft vocabulary of ``d2t`` and ``t2d``, in any library's form.
 
     Offsets are the form of EAGLE, SpecForge, speculators, ModelOpt, SGLang and vLLM; llama.cpp's converter
@@ -40,14 +40,14 @@ def read_vocabulary(
     """
     d2t = tensors.get("d2t")
     if d2t is None or d2t.is_floating_point() or tuple(d2t.shape) != (draft_size,):
-        return DraftVocabulary(check_vocabulary(tensors, draft_size, target_size, where), "identity")
+        return VocabularyOnDisk(check_vocabulary(tensors, draft_size, target_size, where), "identity")
     t2d = tensors.get("t2d")
     if not bool(d2t.any()):
         if draft_size == target_size:
-            return DraftVocabulary(torch.arange(target_size), "identity")
+            return VocabularyOnDisk(torch.arange(target_size), "identity")
         first = t2d is not None and tuple(t2d.nonzero().flatten().shape) == (draft_size,)
         if not (first and t2d is not None and bool(t2d[:draft_size].all())):
-            return DraftVocabulary(torch.arange(draft_size), "lost")
+            return VocabularyOnDisk(torch.arange(draft_size), "lost")
     try:
         ids = check_vocabulary(tensors, draft_size, target_size, where)
     except HeadError:
@@ -57,14 +57,14 @@ def read_vocabulary(
         except HeadError:
             pass
         else:
-            return DraftVocabulary(ids, "absolute")
+            return VocabularyOnDisk(ids, "absolute")
         raise
     rises = len(d2t) > _FEW and t2d is None and bool((d2t.diff() > 0).all())
     doubt = (
         "d2t rises at every step, as absolute ids do, and no t2d confirms that it holds offsets; "
         "it was read as offsets, as every server reads it"
     )
-    return DraftVocabulary(ids, "offset", doubt if rises else None)
+    return VocabularyOnDisk(ids, "offset", doubt if rises else None)
 
 
 def check_vocabulary(tensors: Mapping[str, Tensor], draft_size: int, target_size: int, where: str) -> Tensor:

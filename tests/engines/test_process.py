@@ -15,7 +15,7 @@ import pytest
 
 from capture_hooks.engines.bound import bound_command
 from capture_hooks.engines.checks import free_port
-from capture_hooks.engines.command import Command
+from capture_hooks.engines.command import ServerCommand
 from capture_hooks.engines.process import GoneError, started
 from capture_hooks.errors import EngineError
 
@@ -46,7 +46,7 @@ def about(server):
 def running(*words, cause=lambda log: None):
     port = free_port()
     argv = tuple(bound_command("stand_in", [*words, "--host", "127.0.0.1", "--port", str(port)]))
-    command = Command(argv, "http", "127.0.0.1", "127.0.0.1", port, "")
+    command = ServerCommand(argv, "http", "127.0.0.1", "127.0.0.1", port, "")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     with started("Engine", command, environment, quiet=True, cause=cause) as server:
         assert server.until_ready(about, 60) == {"path": "/about"}

@@ -15,7 +15,7 @@ from capture_hooks.capture import find_anatomy
 from capture_hooks.capture.fingerprint import TargetFingerprint
 from capture_hooks.errors import ConventionError, SpecError, StoreError
 from capture_hooks.interop.dumps import FORMATS, Declared, convert_dump, describe, recognised
-from capture_hooks.interop.dumps.contract import Facts, Plan, Rows
+from capture_hooks.interop.dumps.contract import DumpPlan, Facts, Rows
 from capture_hooks.interop.dumps.convert import same_losses
 from capture_hooks.plugins import registry
 from capture_hooks.store import Dump, Example, Examples, ModelStates, write_dump
@@ -108,7 +108,9 @@ def write(name, directory, held, last, target, slots=3):
     if not FORMATS[name].resumes:
         directory.mkdir()
     lengths = tuple(len(one.token_ids) for one in held)
-    FORMATS[name].write(directory, Held(held), Plan(lengths, last, "test", spec, target, "test", "0" * 64))
+    FORMATS[name].write(
+        directory, Held(held), DumpPlan(lengths, last, "test", spec, target, "test", "0" * 64)
+    )
     return directory
 
 

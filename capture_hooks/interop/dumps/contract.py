@@ -125,8 +125,8 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a writer is told besides the rows.
+class DumpPlan:
+    """What a writer needs to know besides the rows.
 
     Attributes:
         lengths: tokens of each sequence.
@@ -184,7 +184,7 @@ class DumpFormat(Protocol):
         """
         ...
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         """Write every sequence of ``rows``, in order; masks are there, and states are what `meaning` wants.
 
         Raises:

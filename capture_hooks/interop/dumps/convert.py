@@ -20,7 +20,7 @@ from ...spec import CaptureSpec, Point
 from ...store.data import read_examples
 from ...store.shard import view
 from ...target import final_norm_of, hollow_anatomy
-from .contract import DumpFormat, Facts, NormState, Plan, Rows, Source
+from .contract import DumpFormat, DumpPlan, Facts, NormState, Rows, Source
 from .describe import FORMATS, recognised
 from .files import fresh_directory
 
@@ -129,7 +129,7 @@ def convert_dump(
         done=lambda done: report(done, len(opened)),
     )
     lengths, digest = _looked_through(prepared, wants_masks=lags[1] is not None)
-    plan = Plan(lengths, settled.written, str(source), settled.spec, declared.target, reader.name, digest)
+    plan = DumpPlan(lengths, settled.written, str(source), settled.spec, declared.target, reader.name, digest)
     if writer.resumes:
         writer.write(destination, prepared, plan)
     else:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ...errors import StoreError
 from .. import pickles
-from .contract import DumpMeaning, NormState, Plan, Rows, Source
+from .contract import DumpMeaning, DumpPlan, NormState, Rows, Source
 from .files import Copies, FileSource, marks, numbered, save_dict, saved, states, tensor_in, token_ids
 
 MEANING = DumpMeaning(
@@ -80,7 +80,7 @@ class ModelOpt:
     def open(self, directory: Path) -> Source:
         return _Source(directory, _files(directory))
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         copies = Copies()
         for index in range(len(rows)):
             one = rows.rows(index)

@@ -15,7 +15,7 @@ from ...store.manifest import MANIFEST, Engine, Manifest, Provenance
 from ...store.shard import NotFiniteError, StoredSequence
 from ...store.writing import stored_dtype, with_shards_of
 from ...target import checkpoint_fingerprint, hollow_anatomy
-from .contract import DumpMeaning, Facts, NormState, Plan, Rows, Source
+from .contract import DumpMeaning, DumpPlan, Facts, NormState, Rows, Source
 
 MEANING = DumpMeaning(
     library="capture-hooks",
@@ -82,7 +82,7 @@ class CaptureHooks:
     def open(self, directory: Path) -> Source:
         return _Source(directory)
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         manifest = _manifest(rows, plan)
         shards = plan_shards(plan.lengths, manifest.shard_tokens)
         with DumpWriter(directory, manifest) as writer:
@@ -113,7 +113,7 @@ def _not_finite(found: Sequence[Rows]) -> StoreError:
     raise AssertionError("a shard holds what none of its sequences holds")
 
 
-def _manifest(rows: Source, plan: Plan) -> Manifest:
+def _manifest(rows: Source, plan: DumpPlan) -> Manifest:
     """What the finished dump says of itself."""
     assert plan.spec is not None
     assert plan.target is not None

@@ -18,7 +18,7 @@ from typing import IO, cast
 
 from ...errors import StoreError
 from .. import pickles
-from .contract import DumpMeaning, Facts, Plan, Rows, Source
+from .contract import DumpMeaning, DumpPlan, Facts, Rows, Source
 from .files import Copies, FileSource, marks, numbered, save_dict, saved, states, tensor_in, token_ids
 
 MEANING = DumpMeaning(
@@ -73,7 +73,7 @@ class SpecForge:
     def open(self, directory: Path) -> Source:
         return _Source(directory, _files(directory))
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         check_three(rows.facts)
         copies = Copies()
         for index in range(len(rows)):

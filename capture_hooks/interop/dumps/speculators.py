@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...errors import StoreError
 from .. import pickles
-from .contract import DumpMeaning, Plan, Rows, Source
+from .contract import DumpMeaning, DumpPlan, Rows, Source
 from .files import (
     Copies,
     FileSource,
@@ -109,7 +109,7 @@ class Speculators:
     def open(self, directory: Path) -> Source:
         return _RowsSource(directory)
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         datasets = _datasets()
         (directory / "hidden_states").mkdir()
         counts: Counter[int] = Counter()
@@ -246,7 +246,7 @@ class SpeculatorsFiles:
         files = _files(directory)
         return _V1Source(directory, files) if self.version == 1 else _V0Source(directory, files)
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         if rows.facts.slots is None:
             raise StoreError(
                 f"speculators' files hold states of one width; inputs of {rows.facts.width} columns are no "

@@ -18,7 +18,7 @@ from typing import Final
 from ...errors import StoreError
 from ...store.manifest import MANIFEST
 from ...store.shard import TensorStream, write_columns
-from .contract import DumpMeaning, Facts, Plan, Rows, Source
+from .contract import DumpMeaning, DumpPlan, Facts, Rows, Source
 from .files import FileSource, numbered, read_tensors, saved, states, tensor_names, token_ids
 
 MEANING = DumpMeaning(
@@ -63,7 +63,7 @@ class VLLM:
     def open(self, directory: Path) -> Source:
         return _Source(directory, _files(directory))
 
-    def write(self, directory: Path, rows: Source, plan: Plan) -> None:
+    def write(self, directory: Path, rows: Source, plan: DumpPlan) -> None:
         for index in range(len(rows)):
             path = directory / f"{index:08d}.safetensors"
             write_extracted(path, rows.rows(index), rows.facts)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ...errors import DataError
 from .forms import Form, PlainText, TokenIds, form_of
-from .images import ImageSettings, Media, Seen, Vision, chat_template_of, image_source
+from .images import ImageSettings, Media, RenderedImages, Vision, chat_template_of, image_source
 from .records import Row, RowError
 from .rendering import Answer, Notes, Rendering
 from .template import ChatTemplates, TemplateSettings
@@ -71,7 +71,7 @@ class _UnstableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A rendered conversation of text alone, as tokens; `Seen` is one with images."""
+    """A rendered conversation of text alone, as tokens; `RenderedImages` is one with images."""
 
     ids: list[int]
     text: str
@@ -235,7 +235,7 @@ class RowEncoder:
     def _asked_images(self, place: str, one: Encoded, answer: Answer, images: tuple[str, ...]) -> Media:
         """The images of a prompt whose answer is known."""
         asked = self._read(place, answer.prompt, images)
-        assert isinstance(asked, Seen)
+        assert isinstance(asked, RenderedImages)
         if asked.ids != one.ids[: one.prompt]:
             raise RowError(
                 place,
@@ -268,7 +268,7 @@ class RowEncoder:
         mask = _without(read, mask)
         return Encoded(read.ids, mask, place, _before_last_run(mask, len(mask)), _media(read))
 
-    def _edge(self, text: str, read: _Read | Seen, at: int, turn: int) -> int:
+    def _edge(self, text: str, read: _Read | RenderedImages, at: int, turn: int) -> int:
         edge = read.edge(at)
         if edge is None:
             raise _UnstableError(
@@ -277,7 +277,7 @@ class RowEncoder:
             )
         return edge
 
-    def _read(self, place: str, text: str, images: tuple[str, ...]) -> _Read | Seen:
+    def _read(self, place: str, text: str, images: tuple[str, ...]) -> _Read | RenderedImages:
         """A rendered conversation as tokens; by the processor where it shows images."""
         if not images:
             return _Read(self._tokens(text), text, self._tokens)
@@ -383,15 +383,15 @@ class RowEncoder:
         return self._tokenizer
 
 
-def _without(read: _Read | Seen, mask: list[bool]) -> list[bool]:
+def _without(read: _Read | RenderedImages, mask: list[bool]) -> list[bool]:
     """The mask without what stands for images, which an assistant's turn may hold too."""
-    if isinstance(read, Seen):
+    if isinstance(read, RenderedImages):
         return [bit and at not in read.of_images for at, bit in enumerate(mask)]
     return mask
 
 
-def _media(read: _Read | Seen) -> Media | None:
-    return read.media if isinstance(read, Seen) else None
+def _media(read: _Read | RenderedImages) -> Media | None:
+    return read.media if isinstance(read, RenderedImages) else None
 
 
 def _before_last_run(mask: list[bool] | None, length: int) -> int:

@@ -232,7 +232,7 @@ class Media:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RenderedImages:
     """A rendered conversation with its images, as T tokens.
 
     Attributes:
@@ -287,7 +287,7 @@ class Vision:
         settings = self._processor.image_processor.to_dict()
         return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
 
-    def read(self, place: str, text: str, images: Sequence[ImageSource]) -> Seen:
+    def read(self, place: str, text: str, images: Sequence[ImageSource]) -> RenderedImages:
         """A rendered conversation as tokens.
 
         Args:
@@ -318,7 +318,7 @@ class Vision:
                 f"{place}: {name} does not tokenize its text with the images' tokens in place as its "
                 "tokenizer does, so the assistant's tokens cannot be told"
             )
-        return Seen(
+        return RenderedImages(
             ids,
             frozenset(lead + at for at in self._of_images(expanded, plain, told[0])),
             Media(tuple(images), text, len(ids), self),

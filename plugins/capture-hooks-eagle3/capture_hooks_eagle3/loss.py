@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from capture_hooks.heads.contract import TargetReadout
 
 from .functional import accumulation_dtype
-from .plan import Plan
+from .plan import TrainingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Teacher:
     states: Tensor
     readout: TargetReadout
     greedy: Tensor
-    plan: Plan
+    plan: TrainingPlan
 
 
 def soft_target_loss(hidden: Tensor, weight: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .attention import attend
 from .functional import rotate
 from .network import LayerWeights, Network, layer_weights
-from .plan import Plan, Step
+from .plan import Step, TrainingPlan
 from .rope import at
 
 
@@ -35,7 +35,7 @@ class _Memory:
 
 
 def step_outputs(
-    network: Network, states: Tensor, token_ids: Tensor, plan: Plan, dtype: torch.dtype
+    network: Network, states: Tensor, token_ids: Tensor, plan: TrainingPlan, dtype: torch.dtype
 ) -> Tensor:
     """Normed outputs [M, H] of the counted rows, step after step, in ``dtype`` (the type to multiply in)."""
     weights = [layer_weights(layer, dtype) for layer in network.decoder_layers]
@@ -72,7 +72,7 @@ def _layer(
     weights: LayerWeights,
     h: Tensor,
     extra: tuple[Tensor, Tensor] | None,
-    plan: Plan,
+    plan: TrainingPlan,
     step: Step,
     memories: list[_Memory],
 ) -> Tensor:

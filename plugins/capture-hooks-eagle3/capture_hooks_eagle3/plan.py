@@ -23,8 +23,8 @@ class Step:
         rows: [A] active rows, as indices into the previous step's rows (step 0: into the context).
         queries: their positions and attention blocks against the context.
         rope: [A] RoPE positions ``t + j``.
-        tokens: [A] (step 0: [C]) index into ``Plan.tokens`` of the token each row takes.
-        query_tokens: index into ``Plan.query_tokens`` of the token taken by each row that asks in layer 0.
+        tokens: [A] (step 0: [C]) index into ``TrainingPlan.tokens`` of the token each row takes.
+        query_tokens: index into ``TrainingPlan.query_tokens`` of the token of each row that asks in layer 0.
         counted: [L] the active rows that count at this step, ascending.
         bounds: for each chunk of target rows, where its rows start in ``counted`` (one more at the end).
     """
@@ -39,7 +39,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """Rows of a whole batch.
 
     Attributes:
@@ -88,7 +88,7 @@ def make_plan(
     context_asks: bool,
     score_budget: int,
     chunk: int,
-) -> Plan:
+) -> TrainingPlan:
     """Lay out the rows for ``steps`` steps.
 
     Args:
@@ -157,7 +157,7 @@ def make_plan(
             )
         )
         previous = here
-    return Plan(
+    return TrainingPlan(
         context=context_rows.to(device),
         context_queries=asking(context_rows),
         context_rope=position[context_rows].to(device),

@@ -18,7 +18,7 @@ import pytest
 from capture_hooks_sglang.driver import SGLangDriver
 
 from capture_hooks.engines import serve
-from capture_hooks.engines.command import Command
+from capture_hooks.engines.command import ServerCommand
 from capture_hooks.engines.process import group_runs
 from capture_hooks.errors import EngineError
 
@@ -100,7 +100,7 @@ def run(tmp_path, monkeypatch):
             **told,
         }
         argv = (sys.executable, "-c", STAND_IN, json.dumps(told))
-        command = Command(argv, "http", "127.0.0.1", "127.0.0.1", port, api_key)
+        command = ServerCommand(argv, "http", "127.0.0.1", "127.0.0.1", port, api_key)
         before = signal.getsignal(signal.SIGTERM)
         if send is not None:
             threading.Thread(target=_send, args=(note, send), daemon=True).start()

@@ -25,7 +25,7 @@ from ....heads.schema import HeadSchema
 from ...heads import RawHead
 from ..report import Finding
 from ..subject import HeadSubject
-from .seen import Seen, seen, size_of
+from .seen import EngineView, seen, size_of
 
 
 def check_architecture(subject: HeadSubject) -> Iterator[Finding]:
@@ -143,7 +143,7 @@ def check_config(subject: HeadSubject) -> Iterator[Finding]:
             yield from _draft_size(view)
 
 
-def _sizes(view: Seen) -> Iterator[Finding]:
+def _sizes(view: EngineView) -> Iterator[Finding]:
     for name in _STRICT:
         if name in view.config and view.config[name] is None:
             yield Finding(
@@ -191,7 +191,7 @@ def _sizes(view: Seen) -> Iterator[Finding]:
         )
 
 
-def _activation(view: Seen) -> Iterator[Finding]:
+def _activation(view: EngineView) -> Iterator[Finding]:
     activation = view.config.get("hidden_act", "silu")
     if activation != "silu":
         yield Finding(
@@ -205,7 +205,7 @@ def _activation(view: Seen) -> Iterator[Finding]:
         )
 
 
-def _draft_size(view: Seen) -> Iterator[Finding]:
+def _draft_size(view: EngineView) -> Iterator[Finding]:
     if view.engine != "sglang" or view.draft == "mla" or "draft_vocab_size" in view.config:
         return
     if view.config.get("tie_word_embeddings") is not True:

@@ -17,7 +17,7 @@ from ..compare import differences
 from ..report import Finding, KnownTarget, Row
 from ..subject import HeadSubject, Subject
 from ..trained import whole_numbers
-from .seen import Seen, seen, tensor
+from .seen import EngineView, seen, tensor
 
 _ORDER: Final = cite("vllm", "model_executor/models/interfaces.py (tuple(sorted(set(layers))))")
 #: What becomes of text, null and the like among the ids, and of what Python counts as a number.
@@ -204,7 +204,7 @@ def check_inputs(subject: HeadSubject, rows: Sequence[Row]) -> Iterator[Finding]
     yield from _fed(subject, rows, trained, target)
 
 
-def _built(view: Seen, trained: int) -> Iterator[Finding]:
+def _built(view: EngineView, trained: int) -> Iterator[Finding]:
     built, source = fc_inputs(view.engine, view.draft, view.config)
     if built == trained:
         return

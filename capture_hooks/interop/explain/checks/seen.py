@@ -15,7 +15,7 @@ from ..subject import HeadSubject
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class EngineView:
     """One engine's view of a head.
 
     Attributes:
@@ -28,17 +28,17 @@ class Seen:
     config: Mapping[str, Any]
 
 
-def seen(subject: HeadSubject) -> tuple[Seen, ...]:
+def seen(subject: HeadSubject) -> tuple[EngineView, ...]:
     """The engines that make a draft of this head, each with what it sees."""
     found = []
     for engine in ARCHITECTURES:
         if subject.head.layout == "speculators":
             told = engine == "vllm" and subject.config.get("speculators_config") is not None
             read = as_vllm_reads(subject.config) if told else None
-            view = None if read is None else Seen("vllm", *read)
+            view = None if read is None else EngineView("vllm", *read)
         else:
             draft = draft_of(engine, subject.config.get("architectures"))
-            view = None if draft is None else Seen(engine, draft, subject.config)
+            view = None if draft is None else EngineView(engine, draft, subject.config)
         if view is not None:
             found.append(view)
     return tuple(found)

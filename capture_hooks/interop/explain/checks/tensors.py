@@ -14,7 +14,7 @@ from ...heads import RawHead
 from ..report import Finding
 from ..subject import HeadSubject
 from .config import trained_with
-from .seen import Seen, seen, size_of, tensor
+from .seen import EngineView, seen, size_of, tensor
 
 _TIED: Final = cite("sglang", "srt/models/llama_eagle3.py:303-304")
 
@@ -169,7 +169,7 @@ def _known(draft: Draft) -> re.Pattern[str]:
     )
 
 
-def _beyond(view: Seen, head: RawHead) -> list[str]:
+def _beyond(view: EngineView, head: RawHead) -> list[str]:
     """Tensors of layers, and of states' norms, whose index is past the number that the config gives."""
     limits = {"layers": size_of(view.config, "num_hidden_layers")}
     limits["fc_norm"] = fc_inputs(view.engine, view.draft, view.config)[0]
@@ -182,7 +182,7 @@ def _beyond(view: Seen, head: RawHead) -> list[str]:
     return found
 
 
-def _other_spelling(view: Seen, head: RawHead) -> list[str]:
+def _other_spelling(view: EngineView, head: RawHead) -> list[str]:
     """Stored names that are not those that the engine looks for, though they mean a tensor that it has."""
     found = []
     for canonical, stored in sorted(head.names.items()):
@@ -200,7 +200,7 @@ def _other_spelling(view: Seen, head: RawHead) -> list[str]:
     return found
 
 
-def _unknown(view: Seen, strange: Sequence[str]) -> Finding:
+def _unknown(view: EngineView, strange: Sequence[str]) -> Finding:
     refused = view.engine == "vllm"
     return Finding(
         check="tensors.unknown",
@@ -216,7 +216,7 @@ def _unknown(view: Seen, strange: Sequence[str]) -> Finding:
     )
 
 
-def _unbuilt(view: Seen, names: Sequence[str]) -> Finding:
+def _unbuilt(view: EngineView, names: Sequence[str]) -> Finding:
     return Finding(
         check="tensors.unbuilt",
         severity="wrong",
@@ -228,7 +228,7 @@ def _unbuilt(view: Seen, names: Sequence[str]) -> Finding:
     )
 
 
-def _spelling(view: Seen, names: Sequence[str]) -> Finding:
+def _spelling(view: EngineView, names: Sequence[str]) -> Finding:
     return Finding(
         check="tensors.spelling",
         severity="wrong",
@@ -240,13 +240,13 @@ def _spelling(view: Seen, names: Sequence[str]) -> Finding:
     )
 
 
-def _fate(view: Seen) -> str:
+def _fate(view: EngineView) -> str:
     if view.engine == "vllm":
         return "it builds no such parameter and refuses to load (ValueError: There is no module or parameter)"
     return "it finds no such parameter and skips them; what they were trained for is not computed"
 
 
-def _source(view: Seen) -> str:
+def _source(view: EngineView) -> str:
     if view.engine == "vllm":
         return f"{cite('vllm', _VLLM[view.draft])}; {cite('vllm', 'model_executor/models/utils.py:438-448')}"
     return cite("sglang", _SGLANG[view.draft])
@@ -294,7 +294,7 @@ def check_complete(subject: HeadSubject) -> Iterator[Finding]:
             yield _misshapen(wrong, subject.head, engines)
 
 
-def built_shapes(view: Seen, head: RawHead) -> dict[str, Shape]:
+def built_shapes(view: EngineView, head: RawHead) -> dict[str, Shape]:
     """Canonical name and shape of every parameter that an engine builds; empty where its config lacks a size.
 
     Left out: ``fc``'s columns where they are whole states (`check_inputs` compares their number), an MLA
@@ -351,7 +351,7 @@ def _columns(shape: Shape, width: int, states: int) -> int:
     return shape[1] if whole else states * width
 
 
-def _flag(view: Seen, flag: str) -> bool:
+def _flag(view: EngineView, flag: str) -> bool:
     rule = flag_rule(view.engine, view.draft, flag)
     return rule is not None and rule.value(view.config)
 
@@ -436,7 +436,7 @@ def _norms(subject: HeadSubject) -> Iterator[Finding]:
             )
 
 
-def _later_layers(head: RawHead, views: Sequence[Seen]) -> Iterator[Finding]:
+def _later_layers(head: RawHead, views: Sequence[EngineView]) -> Iterator[Finding]:
     later = sorted({int(match[1]) for name in head.tensors if (match := _LATER.match(name))})
     if not later:
         return

@@ -458,7 +458,7 @@ class EngineDriver(ABC):
 def _another(flags: Flags, name: str, path: Path) -> Path | None:
     """The path that a flag gives, where it is another than ``path``; else None."""
     other = Path(flags.text(name, str(path)))
-    return None if other == path or other.resolve() == path.resolve() else other
+    return None if other == path or os.path.realpath(other) == os.path.realpath(path) else other
 
 
 class _Running:

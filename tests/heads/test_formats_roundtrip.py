@@ -201,4 +201,7 @@ def test_our_layout_to_itself_is_nothing_to_do(target, about, make_head, witness
         convert_head(tmp_path / "a", tmp_path / "a", to="eagle")
     with pytest.raises(HeadError, match="no layout of heads is called 'gguf'"):
         convert_head(tmp_path / "a", tmp_path / "b", to="gguf")
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(HeadError, match="loop"):
+        convert_head(tmp_path / "a", tmp_path / "loop", to="eagle")
     assert not (tmp_path / "b").exists()

@@ -163,7 +163,7 @@ def convert_head(
     """
     layout, place = layout_named(to), Path(destination)
     raw = open_head(source, pickles=pickles)
-    if place.resolve() == raw.directory.resolve():
+    if os.path.realpath(place) == os.path.realpath(raw.directory):
         raise HeadError(f"{place} is the source itself; choose another place")
     if raw.layout == layout == "capture-hooks":
         raise HeadError(f"{raw.directory} has that layout already")

@@ -75,9 +75,10 @@ def _chunks(teacher: Teacher) -> Iterator[tuple[slice, list[_Piece]]]:
         yield slice(start, min(start + plan.chunk, total)), pieces
 
 
-def _probabilities(teacher: Teacher, rows: slice) -> Tensor:
+def _probabilities(teacher: Teacher, rows: slice, dtype: torch.dtype) -> Tensor:
+    """The target's distributions over the draft vocabulary, in the type that the head adds up in."""
     logits = teacher.readout.logits(teacher.states[rows])
-    return logits.to(accumulation_dtype(logits.dtype)).softmax(-1)
+    return logits.to(accumulation_dtype(logits.dtype)).softmax(-1).to(dtype)
 
 
 def _taught(x: Tensor, teacher: Teacher, rows: slice, piece: _Piece) -> Tensor:
@@ -96,7 +97,7 @@ class _Loss(torch.autograd.Function):
         at_once = ctx.needs_input_grad[0] and not ctx.needs_input_grad[1]
         d_hidden = torch.empty_like(hidden) if at_once else None
         for rows, pieces in _chunks(teacher):
-            target = _probabilities(teacher, rows)
+            target = _probabilities(teacher, rows, wide)
             greedy = teacher.greedy[rows]
             for piece in pieces:
                 here = slice(piece.start, piece.end)
@@ -127,7 +128,7 @@ class _Loss(torch.autograd.Function):
         d_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         d_weight = torch.zeros_like(weight, dtype=accumulation_dtype(weight.dtype))
         for rows, pieces in _chunks(teacher):
-            target = _probabilities(teacher, rows)
+            target = _probabilities(teacher, rows, grad.dtype)
             for piece in pieces:
                 here = slice(piece.start, piece.end)
                 logits = F.linear(hidden[here], weight)

@@ -283,3 +283,18 @@ def test_small_blocks_and_chunks_change_nothing(outside: str, monkeypatch: pytes
     monkeypatch.setattr(module, "make_plan", small)
     check(replace(LONG, config=replace(LONG.config, outside=outside)))
     check(replace(LONG, config=replace(LONG.config, outside=outside, train_lm_head=False)))
+
+
+@pytest.mark.parametrize("train_lm_head", [False, True])
+def test_a_head_in_float32_learns_from_a_target_in_float64(train_lm_head: bool) -> None:
+    case = replace(LONG, config=replace(LONG.config, train_lm_head=train_lm_head))
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        head, batch, _ = build(case)
+        for parameter in head.parameters():
+            parameter.data = parameter.data.to(dtype)
+        sums = head(batch)
+        sums.mean().backward()
+        grads = [p.grad.double().flatten() for p in head.parameters() if p.grad is not None]
+        found.append((sums.loss.detach().double(), torch.cat(grads)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)

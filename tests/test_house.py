@@ -49,7 +49,6 @@ CIRCLES: set[frozenset[str]] = set()
 ASKING = {
     "capture_hooks.capture.unwrap",
     "capture_hooks.heads.checkpoint",
-    "capture_hooks.training.build",
 }
 #: What binding a spec to a transformers model loads of our own, beyond `bind` itself and that anatomy.
 BOUND_WITH = {"capture_hooks_sglang.anatomy"}  # to learn that the model is none of SGLang's

@@ -1,10 +1,10 @@
-"""``--engine``: which program runs the target, and which options that leaves to the engine's own flags."""
+"""The target and what runs it: ``--model``, ``--engine`` and the engine's own flags, in every command."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
 #: The Hugging Face model in this process.
 EMBEDDED: Final = "embedded"
-HELP: Final = "embedded: the model in this process; or an installed engine (capture-hooks plugins)."
+Model = Annotated[str, typer.Option(help="The target: a local directory or a hub id.")]
+Device = Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")]
+EngineName = Annotated[
+    str,
+    typer.Option(help="embedded: the model in this process; or an installed engine (capture-hooks plugins)."),
+]
+EngineFlags = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
+]
+EstimateOnly = Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")]
 
 
 def installed_engine(name: str) -> EngineProvider:

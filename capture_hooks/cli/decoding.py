@@ -23,7 +23,16 @@ from ._data import (
     TurnsOption,
     show_summary,
 )
-from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
+from ._engines import (
+    EMBEDDED,
+    EngineFlags,
+    EngineName,
+    Model,
+    installed_engine,
+    refuse_flags,
+    refuse_options,
+    target_path,
+)
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -31,6 +40,16 @@ if TYPE_CHECKING:
     from ..decoding import SpeculativeDecoder
 
 Kernels = Literal["stock", "packed"]
+DraftTokens = Annotated[int, typer.Option(min=1, help="Most tokens drafted a round.")]
+Tree = Annotated[str | None, typer.Option(help="Draft a tree: DEPTH,BRANCH,SIZE, for example 5,4,15.")]
+LeastConfidence = Annotated[
+    float, typer.Option(help="Stop drafting below this chance of acceptance, as the head sees it.")
+]
+KernelsOption = Annotated[
+    Kernels, typer.Option(help="packed: faster verification on a CPU, twice the memory.")
+]
+TargetDtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")]
+TargetDevice = Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -88,7 +107,7 @@ def parse_tree(text: str | None) -> Any:
 
 
 def generate(
-    model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
+    model: Model,
     head: Annotated[Path, typer.Option(help="A draft head trained for it.")],
     prompt: Annotated[str, typer.Option(help="The user's message, or '-' for standard input.")],
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
@@ -98,22 +117,16 @@ def generate(
     chat_template: ChatTemplate = None,
     template_arg: TemplateArgument = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Most tokens drafted a round.")] = 5,
-    tree: Annotated[
-        str | None, typer.Option(help="Draft a tree: DEPTH,BRANCH,SIZE, for example 5,4,15.")
-    ] = None,
-    min_confidence: Annotated[
-        float, typer.Option(help="Stop drafting below this chance of acceptance, as the head sees it.")
-    ] = 0.0,
+    draft_tokens: DraftTokens = 5,
+    tree: Tree = None,
+    min_confidence: LeastConfidence = 0.0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 decodes greedily.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="0 for no limit.")] = 0,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
-    kernels: Annotated[
-        Kernels, typer.Option(help="packed: faster verification on a CPU, twice the memory.")
-    ] = "stock",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
+    kernels: KernelsOption = "stock",
+    dtype: TargetDtype = "auto",
+    device: TargetDevice = None,
 ) -> None:
     """Generate an answer with speculative decoding; text goes to stdout, figures to stderr."""
     options = DataOptions(chat_template=chat_template, template_arguments=tuple(template_arg or ()))
@@ -183,7 +196,7 @@ def _standard_input() -> str:
 
 def eval_(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
+    model: Model,
     head: Annotated[Path, typer.Option(help="A draft head trained for it.")],
     data: Data,
     limit: Limit = None,
@@ -193,23 +206,15 @@ def eval_(
     turns: TurnsOption = "last",
     bad_rows: BadRows = "error",
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
-    draft_tokens: Annotated[int, typer.Option(min=1, help="Most tokens drafted a round.")] = 5,
-    tree: Annotated[
-        str | None, typer.Option(help="Draft a tree: DEPTH,BRANCH,SIZE, for example 5,4,15.")
-    ] = None,
-    min_confidence: Annotated[
-        float, typer.Option(help="Stop drafting below this chance of acceptance, as the head sees it.")
-    ] = 0.0,
-    kernels: Annotated[
-        Kernels, typer.Option(help="packed: faster verification on a CPU, twice the memory.")
-    ] = "stock",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Default: a GPU if there is one.")] = None,
+    draft_tokens: DraftTokens = 5,
+    tree: Tree = None,
+    min_confidence: LeastConfidence = 0.0,
+    kernels: KernelsOption = "stock",
+    dtype: TargetDtype = "auto",
+    device: TargetDevice = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
-    engine: Annotated[str, typer.Option(help=HELP)] = EMBEDDED,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
-    ] = None,
+    engine: EngineName = EMBEDDED,
+    settings: EngineFlags = None,
 ) -> None:
     """Acceptance, speed against plain decoding in the same run, and whether the tokens are the same.
 

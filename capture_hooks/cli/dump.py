@@ -23,7 +23,18 @@ from ._data import (
     TurnsOption,
     show_summary,
 )
-from ._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
+from ._engines import (
+    EMBEDDED,
+    Device,
+    EngineFlags,
+    EngineName,
+    EstimateOnly,
+    Model,
+    installed_engine,
+    refuse_flags,
+    refuse_options,
+    target_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +55,7 @@ def register(app: typer.Typer) -> None:
 
 def dump(
     context: typer.Context,
-    model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
+    model: Model,
     spec: Annotated[
         str,
         typer.Option(help="What to capture: 'post.2, post.15, post.26', @FILE.json, or eagle3 (its layers)."),
@@ -70,12 +81,10 @@ def dump(
     ] = None,
     batch_tokens: Annotated[int, typer.Option(min=1, help="Most tokens in one forward pass.")] = 4096,
     model_dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
-    engine: Annotated[str, typer.Option(help=HELP)] = EMBEDDED,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
-    ] = None,
+    device: Device = None,
+    estimate: EstimateOnly = False,
+    engine: EngineName = EMBEDDED,
+    settings: EngineFlags = None,
 ) -> None:
     """Dump hidden states.  Run the same command again after an interruption: it continues."""
     from rich.console import Console

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ._engines import target_path
+from ._engines import EngineFlags, target_path
 
 if TYPE_CHECKING:
     from ..engines import EngineProvider
@@ -21,9 +21,7 @@ def register(app: typer.Typer) -> None:
 def serve(
     head: Annotated[Path, typer.Argument(help="A draft head with a capture section.")],
     engine: Annotated[str, typer.Option(help="An installed engine: see 'capture-hooks plugins'.")],
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
-    ] = None,
+    settings: EngineFlags = None,
     model: Annotated[
         str | None, typer.Option(help="The target: a directory, or a name the engine resolves.")
     ] = None,

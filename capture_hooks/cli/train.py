@@ -22,6 +22,7 @@ from ._data import (
     TurnsOption,
     show_summary,
 )
+from ._engines import Model
 from ._settings import After, settings_as_options
 from ._values import pairs
 
@@ -36,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 @settings_as_options(TrainConfig, init_from=Path)
 def train(
-    model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
+    model: Model,
     out: Annotated[Path, typer.Option(help="Where the head is saved.")],
     dump: Annotated[Path | None, typer.Option(help="A dump of the target's hidden states.")] = None,
     data: Annotated[

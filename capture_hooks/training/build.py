@@ -18,10 +18,9 @@ from ..conventions import BUILTIN, Conventions
 from ..errors import TrainingError
 from ..foreign import calling
 from ..heads import load_head, readout_of
-from ..heads.checkpoint import HeadFormat
-from ..heads.contract import DraftHead, HeadProvider
+from ..heads.checkpoint import HeadFormat, installed_heads
+from ..heads.contract import DraftHead
 from ..heads.files import read_config
-from ..plugins import registry
 from ..settings import check_names
 from ..spec import CaptureSpec
 from ..store import Dump, Example
@@ -211,7 +210,7 @@ def _source(data: Data, anatomy: Anatomy, spec: CaptureSpec) -> Sequences:
 
 
 def _create(config: TrainConfig, spec: CaptureSpec, anatomy: Anatomy, draft_token_ids: Tensor) -> DraftHead:
-    provider: HeadProvider = registry().heads[config.head]
+    provider = installed_heads()[config.head]
     known = {f.name for f in dataclasses.fields(provider.config_type)}
     check_names(config.head, config.head_config, known, TrainingError)
     settings = provider.config_type(**config.head_config)

@@ -126,7 +126,9 @@ class Bench:
             assert "Usage: capture-hooks" in done.err, told
         if arguments[:1] == ["explain"] and done.out:
             # A report was given, and 1 is its verdict: the page was asked for.
-            left -= {os.path.normpath(page) for word, page in pairwise(arguments) if word == "--html"}
+            joined = (word.split("=", 1) if word.startswith("--html=") else [word] for word in arguments)
+            words = [part for parts in joined for part in parts]
+            left -= {os.path.normpath(page) for word, page in pairwise(words) if word == "--html"}
         if done.code:
             assert not left, f"left behind: {sorted(left)}; {told}"
         return done

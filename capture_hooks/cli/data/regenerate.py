@@ -10,7 +10,18 @@ import typer
 
 from ...errors import CaptureHooksError, DataError
 from .._data import BadRows, ChatTemplate, DataOptions, Limit, Split, TemplateArgument
-from .._engines import EMBEDDED, HELP, installed_engine, refuse_flags, refuse_options, target_path
+from .._engines import (
+    EMBEDDED,
+    Device,
+    EngineFlags,
+    EngineName,
+    EstimateOnly,
+    Model,
+    installed_engine,
+    refuse_flags,
+    refuse_options,
+    target_path,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +47,7 @@ def regenerate(
             "folder, or a data set's name on the hub.",
         ),
     ],
-    model: Annotated[str, typer.Option(help="The target: a local directory or a hub id.")],
+    model: Model,
     out: Annotated[Path, typer.Option(help="The file to make: .jsonl or .jsonl.gz.")],
     temperature: Annotated[
         float | None, typer.Option(min=0, help="0 is greedy; default: as the target's generation_config.")
@@ -58,12 +69,10 @@ def regenerate(
     bad_rows: BadRows = "error",
     batch_size: Annotated[int, typer.Option(min=1, max=100_000, help="Prompts answered at a time.")] = 32,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str | None, typer.Option(help="Where to run; default: a GPU if there is one.")] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Say what it would take, and stop.")] = False,
-    engine: Annotated[str, typer.Option(help=HELP)] = EMBEDDED,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- FLAGS]", help="The engine's own flags, after '--'.")
-    ] = None,
+    device: Device = None,
+    estimate: EstimateOnly = False,
+    engine: EngineName = EMBEDDED,
+    settings: EngineFlags = None,
 ) -> None:
     """Have the target answer a data set again: a draft head learns best from what its target would say.
 

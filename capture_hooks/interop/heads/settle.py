@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...conventions import BUILTIN, Conventions
+from ...conventions.lookup import in_force
 from ...errors import HeadError
 from ...heads.consistency import check_section
 from ...heads.files import WEIGHTS, check_digest
@@ -69,7 +70,10 @@ def settle(
     elif vocabulary.form == "absolute":
         notes += ("d2t held absolute ids; written as offsets",)
     notes += (vocabulary.doubt,) if vocabulary.doubt else ()
-    computes = _computes(raw, tensors, written_for, where)
+    # A convention's name says whose it is; a library's is its own.
+    named = {convention.name: convention.library for convention in in_force(conventions)}
+    writer = None if written_for is None else named.get(written_for, written_for)
+    computes = _computes(raw, tensors, writer, where)
     left_out = {key: why for key, why in keys.IRRELEVANT.items() if key in raw.config}
     kept: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -91,7 +95,7 @@ def settle(
     known = {*keys.mapped(raw.schema), *keys.IRRELEVANT, *own, *raw.ids}
     everything = {**raw.config, **(raw.config.get(NESTED) or {})}
     eagle = raw.config.get("eagle_config") or {}
-    normed_twice = raw.layout == "modelopt" or (written_for or "").startswith("modelopt")
+    normed_twice = "modelopt" in (raw.layout, writer)
     if normed_twice:
         notes += tuple(
             f"{why}. Every server computes hidden_norm(h), as this file keeps it" for why in twice(kept)
@@ -155,9 +159,7 @@ def _fields(raw: RawHead, target: TargetShape, where: str) -> dict[str, Any]:
     return found
 
 
-def _computes(
-    raw: RawHead, tensors: Mapping[str, Tensor], written_for: str | None, where: str
-) -> dict[str, bool]:
+def _computes(raw: RawHead, tensors: Mapping[str, Tensor], writer: str | None, where: str) -> dict[str, bool]:
     """Which norms the head applies, every question answered.
 
     Raises:
@@ -173,13 +175,13 @@ def _computes(
     fed_back, norm = flags.norm_output, flags.norm_before_lm_head
     said = raw.config.get("norm_output")
     if raw.layout == "eagle" and said is not None and fed_back is None:
-        if written_for is None:
+        if writer is None:
             raise HeadError(
                 f"{where}: norm_output is {said!r}: to SpecForge it means norm before lm_head, to every "
                 "server that the normed output is fed back; say who wrote it (--written-for specforge, or "
                 "sglang, ...)"
             )
-        if written_for.startswith("specforge"):
+        if writer == "specforge":
             norm = said
         else:
             fed_back = said

@@ -171,6 +171,16 @@ def check_regular(path: Path, kind: type[CaptureHooksError] = StoreError) -> Non
         raise kind(f"{path} is no regular file; a pipe or a device could be read for ever")
 
 
+def near(directory: Path, *patterns: str, folders: int = 2) -> Iterator[Path]:
+    """Files so named in ``directory``, or up to so many ``folders`` below it.
+
+    This answers what a directory is.  Without a bound the question would walk a whole disk where it is ``/``.
+    """
+    for depth in range(folders + 1):
+        for pattern in patterns:
+            yield from (path for path in directory.glob("*/" * depth + pattern) if path.is_file())
+
+
 def digest_of(path: Path) -> str:
     """SHA-256 of a file's bytes, in hexadecimal.
 

@@ -1,11 +1,12 @@
 """A file takes another's place whole, or nothing happens."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from capture_hooks.errors import StoreError
-from capture_hooks.io import replacing
+from capture_hooks.io import near, replacing
 
 
 def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
@@ -29,3 +30,16 @@ def test_after_an_error_the_old_file_is_there(tmp_path):
     with replacing(path) as file:
         file.write(b"new")
     assert (path.read_bytes(), os.listdir(tmp_path)) == (b"new", ["file"])
+
+
+def test_what_a_directory_is_takes_a_bounded_look(tmp_path):
+    deep = tmp_path
+    for depth in range(5):
+        (deep / f"{depth}.ckpt").write_bytes(b"")
+        (deep / f"{depth}.pt").mkdir()  # of that name, and no file
+        deep = deep / "inner"
+        deep.mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    found = {path.resolve().relative_to(tmp_path.resolve()) for path in near(tmp_path, "*.ckpt", "*.pt")}
+    assert found == {Path("0.ckpt"), Path("inner/1.ckpt"), Path("inner/inner/2.ckpt")}
+    assert {path.name for path in near(tmp_path, "*.ckpt", folders=0)} == {"0.ckpt"}

@@ -172,13 +172,19 @@ def _check_replaceable(directory: Path, overwrite: bool) -> None:
         return
     if not directory.is_dir():
         raise HeadError(f"{directory} exists and is no directory; choose another place for the head")
-    files = {str(p.relative_to(directory)) for p in directory.rglob("*") if not p.is_dir()}
-    if other := sorted(files - _OURS):
+    files = (str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
+    held, other = False, list[str]()
+    for name in files:
+        held |= name in _OURS
+        other += [name] if name not in _OURS else []
+        if len(other) > 3:  # enough to name; the directory may be a whole disk
+            break
+    if other:
         raise HeadError(
-            f"{directory} holds files that belong to no head ({', '.join(other[:3])}"
+            f"{directory} holds files that belong to no head ({', '.join(sorted(other)[:3])}"
             f"{', ...' if len(other) > 3 else ''}); move them, or choose another directory"
         )
-    if files and not overwrite:
+    if held and not overwrite:
         raise HeadError(f"{directory} already holds a head; pass overwrite=True, or choose another directory")
 
 

@@ -14,6 +14,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -171,14 +172,13 @@ def check_regular(path: Path, kind: type[CaptureHooksError] = StoreError) -> Non
         raise kind(f"{path} is no regular file; a pipe or a device could be read for ever")
 
 
-def near(directory: Path, *patterns: str, folders: int = 2) -> Iterator[Path]:
-    """Files so named in ``directory``, or up to so many ``folders`` below it.
+def files_within(directory: Path, *endings: str, folders: int = 10_000) -> Iterator[Path]:
+    """Files in ``directory`` and below it whose names end so, in its first ``folders`` folders.
 
     This answers what a directory is.  Without a bound the question would walk a whole disk where it is ``/``.
     """
-    for depth in range(folders + 1):
-        for pattern in patterns:
-            yield from (path for path in directory.glob("*/" * depth + pattern) if path.is_file())
+    for folder, _, names in islice(os.walk(directory), folders):
+        yield from (Path(folder, name) for name in names if name.endswith(endings))
 
 
 def digest_of(path: Path) -> str:

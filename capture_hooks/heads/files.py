@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -173,18 +174,13 @@ def _check_replaceable(directory: Path, overwrite: bool) -> None:
     if not directory.is_dir():
         raise HeadError(f"{directory} exists and is no directory; choose another place for the head")
     files = (str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
-    held, other = False, list[str]()
-    for name in files:
-        held |= name in _OURS
-        other += [name] if name not in _OURS else []
-        if len(other) > 3:  # enough to name; the directory may be a whole disk
-            break
-    if other:
+    # Four are enough to name: the directory may be a whole disk.
+    if other := sorted(islice((name for name in files if name not in _OURS), 4)):
         raise HeadError(
             f"{directory} holds files that belong to no head ({', '.join(sorted(other)[:3])}"
             f"{', ...' if len(other) > 3 else ''}); move them, or choose another directory"
         )
-    if held and not overwrite:
+    if not overwrite and any(os.path.lexists(directory / name) for name in _OURS):
         raise HeadError(f"{directory} already holds a head; pass overwrite=True, or choose another directory")
 
 

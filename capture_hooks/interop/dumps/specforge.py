@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from ...errors import StoreError
-from ...io import near
+from ...io import files_within
 from .. import pickles
 from .contract import DumpMeaning, DumpPlan, Facts, Rows, Source
 from .files import Copies, FileSource, marks, numbered, save_dict, saved, states, tensor_in, token_ids
@@ -68,7 +68,7 @@ class SpecForge:
         self._compressed = compressed
 
     def recognises(self, directory: Path) -> bool:
-        files = numbered([*near(directory, "*.ckpt", "*.ckpt.gz")])
+        files = numbered([*files_within(directory, ".ckpt", ".ckpt.gz")])
         return bool(files) and (files[0].suffix == ".gz") == self._compressed
 
     def open(self, directory: Path) -> Source:

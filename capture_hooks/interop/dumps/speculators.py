@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ...errors import StoreError
-from ...io import near
+from ...io import files_within
 from .. import pickles
 from .contract import DumpMeaning, DumpPlan, Rows, Source
 from .files import (
@@ -235,7 +235,7 @@ class SpeculatorsFiles:
         self.meaning = V1 if version == 1 else V0
 
     def recognises(self, directory: Path) -> bool:
-        files = numbered([*near(directory, "*.pt")])
+        files = numbered([*files_within(directory, ".pt")])
         if not files:
             return False
         keys = pickles.strings_in(files[0])

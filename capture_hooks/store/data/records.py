@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 
 from ...errors import DataError
 from ...foreign import json_fault, told
-from ...io import near
+from ...io import files_within
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 def _directory(path: Path, split: str | None) -> Iterator[Row]:
     datasets = _datasets(str(path))
     saved = any((path / name).is_file() for name in ("dataset_info.json", "dataset_dict.json"))
-    if not saved and not any(near(path, "*.parquet", "*.jsonl", "*.json")):
+    if not saved and not any(files_within(path, ".parquet", ".jsonl", ".json")):
         raise DataError(f"{path} is a directory, but `datasets` did not save it; data is {FORMS}")
     try:
         loaded = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
